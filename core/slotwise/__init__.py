@@ -1,0 +1,1 @@
+"""Slotwise: a modular LLM inference engine."""

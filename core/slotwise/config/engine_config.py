@@ -1,0 +1,141 @@
+"""`EngineConfig`: every setting of the engine in one pydantic tree. Imports no torch.
+
+Each slot is a section with `use` (a component's name) and `options` (validated later by that component's own model, since names
+are open). Field descriptions are the documentation that `config init` and `config schema` print.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, instances are frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ComponentOptions(BaseModel):
+    """Base of components' options models."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SlotConfig(Section):
+    """A slot: which component fills it, and that component's options."""
+
+    use: str = Field("auto", description="Component name, or `auto` for the best one that fits.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Options of the chosen component; see `slotwise plugins show NAME`.")
+
+
+class ComponentChoice(SlotConfig):
+    """A component for a part of a slot (one layer kind, one phase)."""
+
+
+def _as_choice(value: Any) -> Any:
+    return {"use": value} if isinstance(value, str) else value
+
+
+Choice = Annotated[ComponentChoice, BeforeValidator(_as_choice)]
+
+
+class ModelConfig(SlotConfig):
+    """The model, and the component that runs it."""
+
+    source: str | None = Field(None, description="A directory, a .gguf file, or a known name (`slotwise models`).")
+    tokenizer: str | None = Field(None, description="Directory of another tokenizer; by default the model's own.")
+    chat_template: str | None = Field(None, description="Path of a Jinja chat template that replaces the tokenizer's.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="`auto`: float32 on the CPU, else the model's own.")
+    max_model_len: int | None = Field(None, ge=1, description="Longest sequence in tokens, prompt and output; by default the model's own limit.")
+    served_name: str | None = Field(None, description="Name shown by the server; by default the source.")
+
+
+class WeightsConfig(SlotConfig):
+    """Where the parameters come from; `auto` goes by the files found."""
+
+
+class AttentionConfig(SlotConfig):
+    """Attention backend, as a whole, per layer kind, or per phase."""
+
+    per_kind: dict[Literal["full", "sliding_window", "chunked_local"], Choice] = Field(
+        default_factory=dict, description="Backend for layers of one kind, where it differs from `use`."
+    )
+    per_phase: dict[Literal["prefill", "decode"], Choice] = Field(
+        default_factory=dict, description="Backend for rows of one phase, where it differs from `use`."
+    )
+
+
+class SchedulerConfig(SlotConfig):
+    """Scheduling policy, and the limits the core enforces whatever the policy."""
+
+    use: str = Field("fcfs", description="Policy name.")
+    max_num_seqs: int = Field(64, ge=1, description="Most requests running at once.")
+    max_num_batched_tokens: int = Field(2048, ge=1, description="Most tokens computed in one step.")
+    long_prefill_token_threshold: int = Field(0, ge=0, description="Most prompt tokens of one request in a step; 0 = no cap of its own.")
+    enable_chunked_prefill: bool = Field(True, description="Whether a prompt may be computed over several steps.")
+    reserve_whole_prompt: bool = Field(False, description="Admit a request only when its whole prompt fits into free blocks.")
+    max_num_waiting: int | None = Field(None, ge=1, description="Most requests waiting; more are refused. By default no limit.")
+
+
+class KVCacheConfig(SlotConfig):
+    """KV cache manager and the pool it manages."""
+
+    use: str = Field("paged", description="KV cache manager name.")
+    block_size: int = Field(16, ge=1, description="Tokens per block.")
+    num_blocks: int | None = Field(None, ge=2, description="Usable blocks of the pool; by default from `memory_mib`.")
+    memory_mib: int | None = Field(None, ge=1, description="Memory of the pool in MiB; by default what full load needs, within a quarter of the free memory.")
+    enable_prefix_caching: bool = Field(True, description="Reuse the KV of equal prefixes between requests.")
+    dtype: str = Field("auto", description="Storage dtype; `auto` = the model's.")
+    layout: str = Field("auto", description="Memory layout (`nhd`, `hnd`, or a backend's own); `auto` = first that all backends accept.")
+    hash_seed: str | None = Field(None, description="Fixes the start of hash chains, to share hashes between processes; random by default.")
+
+
+class SamplerConfig(SlotConfig):
+    """Sampler, and what logprobs mean."""
+
+    logprobs_mode: Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"] = Field(
+        "raw_logprobs", description="Values reported as logprobs: before (raw) or after (processed) penalties, masks and temperature."
+    )
+    max_logprobs: int = Field(20, ge=-1, description="Most logprobs a request may ask for per token; -1 = the whole vocabulary.")
+
+
+class ObserversConfig(Section):
+    """Observers told of each step."""
+
+    use: list[str] = Field(default_factory=list, description="Names of observer components.")
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Observer name -> its options.")
+
+
+class PluginsConfig(Section):
+    """Which plug-ins may be used."""
+
+    allow: list[str] | None = Field(None, description="Only these components or distributions (`slot:name`, `name` or a distribution) may be used; built-ins always may.")
+    block: list[str] = Field(default_factory=list, description="These may not, built-ins included.")
+    strict: bool = Field(False, description="Make every broken, invalid or incompatible plug-in an error, chosen or not.")
+
+
+class ServerConfig(Section):
+    """The HTTP server."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port; 0 = any free one.")
+    api_key: str | None = Field(None, description="Bearer token that clients must send.")
+
+
+class EngineConfig(Section):
+    """Root of the tree."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    weights: WeightsConfig = Field(default_factory=WeightsConfig)
+    attention: AttentionConfig = Field(default_factory=AttentionConfig)
+    scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
+    kv_cache: KVCacheConfig = Field(default_factory=KVCacheConfig)
+    sampler: SamplerConfig = Field(default_factory=SamplerConfig)
+    observers: ObserversConfig = Field(default_factory=ObserversConfig)
+    plugins: PluginsConfig = Field(default_factory=PluginsConfig)
+    server: ServerConfig = Field(default_factory=ServerConfig)
+    device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1`, ...; `auto` = a GPU if there is one.")
+    seed: int = Field(0, ge=0, description="Seed of everything random that has no seed of its own.")
+    num_threads: int | None = Field(None, ge=1, description="CPU threads of torch; by default all cores this process may use.")

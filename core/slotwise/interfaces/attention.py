@@ -1,0 +1,309 @@
+"""The `attention` slot: KV layout, per-step metadata, KV write, and attention itself.
+
+Life of a backend. The engine makes one instance for each (KV group, backend) pair. Every step it calls `build_metadata` once for
+that pair, then for each of its layers `write_kv` (unless the backend fuses the write) and `forward`. Everything a
+backend needs arrives in keyword-only records, so that fields can be added without breaking it.
+
+What this file does not know: schedulers, requests, sampling. Rows are requests, tokens are flat.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+    from pydantic import BaseModel
+
+FULL = "full"
+SLIDING_WINDOW = "sliding_window"
+CHUNKED_LOCAL = "chunked_local"
+LAYER_KINDS = (FULL, SLIDING_WINDOW, CHUNKED_LOCAL)
+"""Kinds of layers that may be served by different backends (`[attention.per_kind]`)."""
+
+PREFILL = "prefill"
+DECODE = "decode"
+PHASES = (PREFILL, DECODE)
+"""Phases of a row that may be served by different backends (`[attention.per_phase]`)."""
+
+NHD = "nhd"
+HND = "hnd"
+STANDARD_KV_LAYOUTS = (NHD, HND)
+"""Layouts every part of the engine understands; see `KVCacheLayout`. Any other name is private to the backends that offer it."""
+
+
+class GraphSupport(enum.IntEnum):
+    """How much of a step a device graph may replay; the engine uses the weakest among its backends."""
+
+    NEVER = 0
+    UNIFORM_SINGLE_TOKEN_DECODE = 1
+    UNIFORM_BATCH = 2
+    ALWAYS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionCapabilities:
+    """What a backend claims. The resolver refuses what is not claimed; the conformance kit tests what is.
+
+    `None` in a tuple-valued field means "any". Dtypes are torch's names without prefix (`"float32"`, `"bfloat16"`).
+    """
+
+    devices: tuple[str, ...] = ("cpu",)
+    dtypes: tuple[str, ...] = ("float32",)
+    kv_dtypes: tuple[str, ...] = ("auto",)
+    """`"auto"` = the model's dtype; others are quantised storage such as `"float8_e4m3fn"`, `"int8"`."""
+    head_dims: tuple[int, ...] | None = None
+    head_dim_multiple_of: int = 1
+    max_head_dim: int | None = None
+    block_sizes: tuple[int, ...] | None = None
+    block_size_multiple_of: int = 1
+    kv_layouts: tuple[str, ...] = (NHD,)
+    """Accepted KV layouts, best first. Backends that share a KV group must agree on one."""
+    layer_kinds: tuple[str, ...] = (FULL,)
+    attention_types: tuple[str, ...] = ("decoder",)
+    """Of `decoder`, `encoder`, `encoder_only`, `cross`."""
+    logits_soft_cap: bool = False
+    alibi: bool = False
+    sinks: bool = False
+    non_causal: bool = False
+    mla: bool = False
+    custom_mask: bool = False
+    """Tree masks for speculation and bidirectional spans (`CommonAttentionMetadata.custom_mask`)."""
+    kv_sharing: bool = True
+    """A layer may read the KV of another layer (`AttentionLayer.kv_sharing_target`) and write none."""
+    lse: bool = False
+    """Can return the log-sum-exp of the scores, natural logarithm."""
+    cascade: bool = False
+    """Can use `MetadataRequest.common_prefix_len > 0`."""
+    fused_kv_write: bool = False
+    """`forward` writes K and V itself; the engine then does not call `write_kv`."""
+    context_parallel: bool = False
+    batch_invariant: bool = False
+    """The result of a row is bit-equal whatever the other rows are."""
+    graph_support: GraphSupport = GraphSupport.NEVER
+    compute_capability: tuple[tuple[int, int], tuple[int, int] | None] | None = None
+    """CUDA devices only: lowest and highest (major, minor), the highest open if None."""
+    preference: Mapping[str, int] = field(default_factory=dict)
+    """Device type -> rank for `use = "auto"`, higher wins, absent = never chosen by `auto`. Ties are broken by name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionLayer:
+    """The static facts of one attention layer of the model."""
+
+    name: str
+    index: int
+    """Position in the model, counting attention layers from 0."""
+    num_heads: int
+    num_kv_heads: int
+    """`num_heads` is a multiple of it; query head h reads KV head h // (num_heads // num_kv_heads)."""
+    head_dim: int
+    scale: float
+    """Factor of q.k before soft cap and mask."""
+    kind: str = FULL
+    sliding_window: int | None = None
+    """W: position p sees p-W+1 .. p, itself included. None = all of 0 .. p."""
+    chunk_len: int | None = None
+    """chunked_local: position p sees (p // chunk_len) * chunk_len .. p."""
+    logits_soft_cap: float | None = None
+    """c: scores become c * tanh(score / c), after `scale`, before the mask. Source: Gemma 2 report, section 2."""
+    has_alibi: bool = False
+    has_sinks: bool = False
+    attention_type: str = "decoder"
+    causal: bool = True
+    kv_sharing_target: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVCacheLayout:
+    """How the KV cache of one layer lies in memory.
+
+    The standard layouts have the logical shape [num_blocks, 2, block_size, num_kv_heads, head_dim] (index 0 = K, 1 = V);
+    `nhd` is contiguous in that order, `hnd` in the order [num_blocks, 2, num_kv_heads, block_size, head_dim]. A private layout
+    has the shape its backend gives.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    """Logical shape, dimension 0 is num_blocks."""
+    stride_order: tuple[int, ...]
+    """Dimensions of `shape` from slowest to fastest in memory; dimension 0 comes first."""
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVLayoutRequest:
+    """What a backend is asked to lay out."""
+
+    name: str
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionSetup:
+    """What a backend instance is made for."""
+
+    layers: tuple[AttentionLayer, ...]
+    """The layers this instance will serve, all of one KV group."""
+    block_size: int
+    """Tokens per block of the block tables it will see."""
+    kv_layout: str
+    dtype: str
+    kv_dtype: str
+    device: str
+    max_num_reqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    options: BaseModel | None = None
+    """The component's validated options model, or None if it declares none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommonAttentionMetadata:
+    """One step's batch as every backend of one KV group sees it. Read only; valid during the step.
+
+    Decode rows come first when a decode threshold is set (`num_decodes` > 0 is then meaningful).
+    """
+
+    num_reqs: int
+    num_tokens: int
+    """Tokens that are real; the tensors may be padded beyond."""
+    query_start_loc: torch.Tensor
+    """[num_reqs + 1] int32, device. Running sum of query lengths; a padded tail repeats the last value."""
+    query_start_loc_cpu: torch.Tensor
+    """The same on the CPU."""
+    seq_lens: torch.Tensor
+    """[num_reqs] int32, device. Computed + this step's tokens; 0 for padded rows."""
+    seq_lens_cpu: torch.Tensor
+    """[num_reqs] int32, CPU. An upper bound of `seq_lens` (exact when nothing is in flight)."""
+    block_table: torch.Tensor
+    """[num_reqs, max_blocks] int32, device. Entries past a row's blocks, or out of its window, are the null block 0 and must not
+    influence the result."""
+    slot_mapping: torch.Tensor
+    """[num_tokens] int64, device. block * block_size + offset; -1 = padding, never written."""
+    positions: torch.Tensor
+    """[num_tokens] int64, device. Position of each token in its sequence."""
+    max_query_len: int
+    max_seq_len: int
+    """May be an upper bound."""
+    is_prefilling: torch.Tensor
+    """[num_reqs] bool, CPU. num_computed_tokens < num_prompt_tokens, before the step."""
+    num_decodes: int = 0
+    """Leading rows with one query token and a computed context."""
+    num_decode_tokens: int = 0
+    causal: bool | torch.Tensor = True
+    """A bool, or [num_reqs] bool."""
+    custom_mask: torch.Tensor | None = None
+    """Packed per row [query_len, seq_len] bool, True = visible; replaces the causal rule where given."""
+    encoder_seq_lens: torch.Tensor | None = None
+    context_parallel_seq_lens: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetadataRequest:
+    """Argument of `AttentionBackend.build_metadata`."""
+
+    common: CommonAttentionMetadata
+    common_prefix_len: int = 0
+    """Tokens at the start shared by every row, a multiple of block_size; 0 unless `capabilities.cascade`."""
+    fast_build: bool = False
+    """The metadata serves few layers (a draft step): skip costly planning."""
+    for_graph_capture: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVWrite:
+    """Argument of `AttentionBackend.write_kv`: put each token's K and V into its slot."""
+
+    layer: AttentionLayer
+    key: torch.Tensor
+    """[num_tokens, num_kv_heads, head_dim], the model's dtype; may be a strided view."""
+    value: torch.Tensor
+    """Like `key`."""
+    kv_cache: torch.Tensor
+    """The layer's cache in the agreed layout; written in place."""
+    slot_mapping: torch.Tensor
+    """[num_tokens] int64; -1 must not write."""
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    """Quantised caches store x / scale."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionCall:
+    """Argument of `AttentionBackend.forward`."""
+
+    layer: AttentionLayer
+    query: torch.Tensor
+    """[num_tokens, num_heads, head_dim], after rotary embedding; may be a strided view."""
+    key: torch.Tensor | None
+    """[num_tokens, num_kv_heads, head_dim] of this step's tokens; None for a layer that shares another's KV."""
+    value: torch.Tensor | None
+    kv_cache: torch.Tensor
+    """The layer's cache in the agreed layout, this step's K and V already in it unless the backend fuses the write."""
+    metadata: Any
+    """What `build_metadata` returned for this step; None while the engine measures memory: then fill `output` with zeros."""
+    output: torch.Tensor
+    """[num_tokens, num_heads, head_dim], the model's dtype, contiguous; every row must be written."""
+    lse: torch.Tensor | None = None
+    """[num_tokens, num_heads] float32 to be filled with the natural-log log-sum-exp (-inf for rows that see no key), where
+    wanted; only if `capabilities.lse`."""
+    sinks: torch.Tensor | None = None
+    """[num_heads] float32 logits that join each softmax's denominator once; neither scaled nor capped."""
+    alibi_slopes: torch.Tensor | None = None
+    """[num_heads] float32."""
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+
+
+class AttentionBackend(ABC):
+    """Base of attention backends. Subclass it, implement `build_metadata` and `forward`, register a `Component`.
+
+    A layer's query row i of a request sees cached positions 0 .. p (p its own position), narrowed by window or chunk. A row
+    that sees no key yields exactly 0 and LSE -inf. Cache slots that no visible position maps to may hold anything, NaN included,
+    and must not influence the result.
+    """
+
+    capabilities: ClassVar[AttentionCapabilities]
+    """Must equal the `Component` record's capabilities."""
+
+    def __init__(self, setup: AttentionSetup) -> None:
+        """Called once per (KV group, backend) when the engine starts. Raises nothing the resolver could have refused."""
+        self.setup = setup
+
+    @abstractmethod
+    def build_metadata(self, request: MetadataRequest) -> Any:
+        """Prepare what the layers of one step share. Called once a step, before the forward; never touches the cache.
+
+        The returned object is passed to each `forward` of the step as `AttentionCall.metadata` and dropped afterwards.
+        """
+
+    @abstractmethod
+    def forward(self, call: AttentionCall) -> None:
+        """Attention of one layer into `call.output`. Called once per layer and step; mutates nothing else (a fused backend also
+        writes `kv_cache`)."""
+
+    def write_kv(self, write: KVWrite) -> None:
+        """Store K and V of this step's tokens. Called before `forward`, once per layer and step, unless `fused_kv_write` or the layer
+        shares another's KV. The default serves the standard layouts without quantisation."""
+        from slotwise.engine.kv_layout import write_standard_kv
+
+        write_standard_kv(write)
+
+    def kv_cache_layout(self, request: KVLayoutRequest) -> KVCacheLayout:
+        """Shape of one layer's cache in layout `request.name`. Override only for a private layout."""
+        from slotwise.engine.kv_layout import standard_layout
+
+        return standard_layout(request)
+
+    def update_block_table(self, metadata: Any, block_table: torch.Tensor, slot_mapping: torch.Tensor) -> Any | None:
+        """Metadata of another KV group that differs only in these two tensors, or None if it must be built anew."""
+        return None

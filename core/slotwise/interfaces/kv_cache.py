@@ -1,0 +1,228 @@
+"""The `kv_cache` slot: prefix lookup, allocation, eviction and free of KV blocks.
+
+The manager owns the pool's bookkeeping, never the tensors. Block 0 is the null block: it is never allocated, its content never
+matters, and it stands in block tables where a block was freed. A manager is called by the scheduler only, from one thread.
+
+Protocol for one request: `find_cached_prefix` when it is admitted, then `allocate` before each step that computes tokens of it,
+then `free` exactly once when it ends or is preempted (unknown requests are ignored).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+NULL_BLOCK_ID = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVGroup:
+    """Layers that share one block table. Every group takes its blocks from one pool."""
+
+    index: int
+    layer_names: tuple[str, ...]
+    kind: str = "full"
+    """`full`, `sliding_window` or `chunked_local` (see `interfaces.attention`)."""
+    sliding_window: int | None = None
+    chunk_len: int | None = None
+    block_size: int
+    """Tokens per block."""
+    bytes_per_block: int
+    """Of one layer, K and V."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVCacheSetup:
+    """What a manager is made for."""
+
+    groups: tuple[KVGroup, ...]
+    num_blocks: int
+    """Blocks in the pool, the null block included."""
+    max_model_len: int
+    enable_prefix_caching: bool
+    hash_seed: bytes
+    """Start of every hash chain; random per process unless the configuration fixes it."""
+    options: BaseModel | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtraKey:
+    """Something besides tokens that a block's content depends on. Typed, so that no two sources can alias."""
+
+    source: str
+    """`adapter`, `multimodal`, `cache_salt` or `prompt_embeds`."""
+    value: str
+    first_token: int = 0
+    """First position it applies to."""
+    num_tokens: int | None = None
+    """Positions it covers; None = to the end. A cache salt covers the first block only; the chain spreads it."""
+
+
+class KVRequest(Protocol):
+    """What a manager may know of a request. Read only; lives as long as the request."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def all_token_ids(self) -> Sequence[int]:
+        """Prompt and output so far; only ever appended to."""
+    @property
+    def num_tokens(self) -> int:
+        """len(all_token_ids)."""
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose KV exists or is being computed by steps scheduled before."""
+    @property
+    def extra_keys(self) -> Sequence[ExtraKey]: ...
+    @property
+    def skip_reading_prefix_cache(self) -> bool: ...
+    @property
+    def num_preemptions(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CachedPrefix:
+    """Result of a prefix lookup. Holding it reserves nothing: pass it to the next `allocate` of the request."""
+
+    num_tokens: int
+    block_ids: tuple[tuple[int, ...], ...]
+    """Per group; null entries where a block is out of the window."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Allocation:
+    """Blocks a request gained."""
+
+    new_block_ids: tuple[tuple[int, ...], ...]
+    """Per group, to be appended to its block table; includes the cached prefix's blocks on the first call."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PrefixCacheStats:
+    """Counted since the last `take_stats`."""
+
+    requests: int = 0
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    preempted_requests: int = 0
+    preempted_query_tokens: int = 0
+    preempted_hit_tokens: int = 0
+    was_reset: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockStored:
+    """Blocks became findable."""
+
+    block_hashes: tuple[bytes, ...]
+    parent_hash: bytes | None
+    token_ids: tuple[int, ...]
+    block_size: int
+    group: int
+    block_ids: tuple[int, ...] = ()
+    extra_keys: tuple[tuple[ExtraKey, ...], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockRemoved:
+    """Blocks can no longer be found."""
+
+    block_hashes: tuple[bytes, ...]
+    group: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllBlocksCleared:
+    """Nothing can be found any more."""
+
+
+KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+@dataclass(kw_only=True, slots=True)
+class KVUsage:
+    """Occupancy of the pool, the null block not counted."""
+
+    num_blocks: int
+    num_free_blocks: int
+    stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
+
+
+class KVCacheManager(ABC):
+    """Base of KV cache managers."""
+
+    def __init__(self, setup: KVCacheSetup) -> None:
+        self.setup = setup
+
+    @abstractmethod
+    def find_cached_prefix(self, request: KVRequest) -> CachedPrefix:
+        """Longest usable cached prefix, at most num_tokens - 1 tokens (the last one must be recomputed for its logits).
+
+        Called when a waiting request is considered, so possibly several times; changes nothing but statistics, which are counted by
+        `allocate` when the prefix is used.
+        """
+
+    @abstractmethod
+    def allocate(
+        self,
+        request: KVRequest,
+        num_new_tokens: int,
+        *,
+        cached_prefix: CachedPrefix | None = None,
+        num_lookahead_tokens: int = 0,
+        reserve_whole_prompt: bool = False,
+    ) -> Allocation | None:
+        """Make room for `num_new_tokens` more tokens of `request` (after its computed ones and `cached_prefix`).
+
+        None = it does not fit now, and nothing changed except that out-of-window blocks may have been freed. Lookahead tokens
+        get slots but are never findable. With `reserve_whole_prompt` it succeeds only if the whole prompt would fit now.
+        Full blocks become findable at once: a failed step must call `evict_blocks`. Raises ValueError if num_new_tokens < 1.
+        """
+
+    @abstractmethod
+    def free(self, request: KVRequest) -> None:
+        """Give back all blocks of a request, so that later blocks of the chain are evicted before earlier ones."""
+
+    @abstractmethod
+    def block_ids(self, request_id: str) -> tuple[tuple[int, ...], ...]:
+        """Per group the request's block table; empty tuples if it holds nothing."""
+
+    @abstractmethod
+    def num_common_prefix_blocks(self, request_ids: Iterable[str]) -> tuple[int, ...]:
+        """Per group, leading blocks shared by all requests that hold blocks; may be too small, never too large."""
+
+    @property
+    @abstractmethod
+    def num_free_blocks(self) -> int:
+        """Blocks that an allocation could take now, cached but unused ones included."""
+
+    @property
+    @abstractmethod
+    def num_usable_blocks(self) -> int:
+        """Blocks of the pool without the null block: `num_free_blocks` when nothing runs."""
+
+    @abstractmethod
+    def max_request_tokens(self) -> int:
+        """Largest sequence one request alone can ever hold in this pool, in tokens."""
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached block. False, and nothing changed, while a request holds blocks."""
+        return True
+
+    def evict_blocks(self, block_ids: Iterable[int]) -> None:
+        """Make these blocks unfindable; their holders keep them. Called for the blocks of a failed step."""
+
+    def take_events(self) -> Sequence[KVEvent]:
+        """Events since the last call, in order. Called once a step when somebody listens."""
+        return ()
+
+    def take_stats(self) -> PrefixCacheStats:
+        """Statistics since the last call."""
+        return PrefixCacheStats()

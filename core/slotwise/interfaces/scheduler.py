@@ -1,0 +1,128 @@
+"""The `scheduler` slot: a policy that orders, admits, sizes and evicts; the core counts tokens and blocks.
+
+The core's scheduler (`engine/scheduler.py`) walks running requests in admission order, then the waiting ones in the policy's order,
+under one token budget. It asks the policy at four points and obeys, within the budget and the pool. Each answer carries a short
+reason that lands in the trace.
+
+What this file does not know: blocks, batches, models.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+class SchedulableRequest(Protocol):
+    """What a policy may know of a request. Read only."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def arrival_time(self) -> float:
+        """Seconds, monotonic clock of the engine."""
+    @property
+    def arrival_index(self) -> int:
+        """0, 1, 2, ... in order of arrival; never equal for two requests."""
+    @property
+    def priority(self) -> int:
+        """Smaller is more urgent."""
+    @property
+    def client_id(self) -> str | None:
+        """Whom fairness is owed to."""
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_computed_tokens(self) -> int: ...
+    @property
+    def num_output_tokens(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def num_preemptions(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerSetup:
+    """What a policy is made for."""
+
+    max_num_seqs: int
+    max_num_scheduled_tokens: int
+    max_model_len: int
+    block_size: int
+    options: BaseModel | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerState:
+    """The step so far, as a policy may weigh it. Made anew for each question that needs it."""
+
+    now: float
+    token_budget: int
+    """Tokens this step may still schedule."""
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_usable_blocks: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """Yes or no, with the reason for the trace."""
+
+    allowed: bool
+    reason: str
+
+
+ALLOWED = Decision(allowed=True, reason="")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Victim:
+    """Whom to preempt, and why."""
+
+    request: SchedulableRequest
+    reason: str
+
+
+class SchedulerPolicy(ABC):
+    """Base of scheduler policies. Called from the engine's thread only, several times a step: answer in O(log n) or better."""
+
+    dynamic_order: ClassVar[bool] = False
+    """True if `order_key` of a waiting request may change with time or with what runs; the queue is then re-keyed once a step, which
+    costs O(waiting)."""
+
+    def __init__(self, setup: SchedulerSetup) -> None:
+        self.setup = setup
+
+    @abstractmethod
+    def order_key(self, request: SchedulableRequest, now: float) -> Any:
+        """Sort key among waiting requests, smallest first; keys must be comparable with each other and total (end with
+        `arrival_index`). Called when a request starts to wait, arrival or preemption, and once a step if `dynamic_order`."""
+
+    def admit(self, request: SchedulableRequest, state: SchedulerState) -> Decision:
+        """May the head of the waiting queue start now? A no ends admission for this step. Called once per candidate."""
+        return ALLOWED
+
+    def chunk_len(self, request: SchedulableRequest, num_tokens: int, state: SchedulerState) -> int:
+        """How many of `num_tokens` (already within budget and caps) to schedule now, 1 .. num_tokens. Called only for requests with more
+        than one token to compute."""
+        return num_tokens
+
+    @abstractmethod
+    def choose_victim(self, running: Sequence[SchedulableRequest], blocked: SchedulableRequest) -> Victim:
+        """Whom to preempt so that `blocked` gets blocks. `running` is in admission order, never empty, and holds `blocked` itself, which may
+        be the answer. Called when the pool is exhausted."""
+
+    def on_scheduled(self, request: SchedulableRequest, num_tokens: int) -> None:
+        """`num_tokens` of the request go into this step. Called once per scheduled request and step if overridden."""
+
+    def on_finished(self, request: SchedulableRequest) -> None:
+        """The request left the engine, for whatever reason. Called once if overridden."""

@@ -1,0 +1,25 @@
+"""Version of each slot's contract, and what changed with each version.
+
+A component states the range it was written for (`Component.api = ">=1.0,<2"`). A minor version adds fields with defaults or
+optional methods; a major version may remove or change them, and ships one shim for the major before it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+CONTRACT_VERSIONS: Final[dict[str, str]] = {
+    "attention": "1.0",
+    "scheduler": "1.0",
+    "kv_cache": "1.0",
+    "sampler": "1.0",
+    "model": "1.0",
+    "weights": "1.0",
+    "observer": "1.0",
+}
+"""Slot -> `major.minor` of the contract this core speaks. The keys are the slots of this version."""
+
+CONTRACT_CHANGES: Final[dict[str, dict[str, str]]] = {
+    slot: {"1.0": "first version"} for slot in CONTRACT_VERSIONS
+}
+"""Slot -> version -> one line on what changed; quoted when a component's range does not include `CONTRACT_VERSIONS`."""

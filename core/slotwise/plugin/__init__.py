@@ -1,0 +1,1 @@
+"""How components are found, loaded one by one, checked against their contract, and chosen."""
