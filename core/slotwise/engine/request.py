@@ -51,6 +51,7 @@ class Request:
         "all_token_ids",
         "arrival_index",
         "arrival_time",
+        "bad_words_token_ids",
         "client_id",
         "eos_token_ids",
         "extra_keys",
@@ -80,6 +81,7 @@ class Request:
         priority: int = 0,
         client_id: str | None = None,
         extra_keys: Sequence[ExtraKey] = (),
+        bad_words_token_ids: Sequence[list[int]] = (),
     ) -> None:
         self.request_id = request_id
         self.all_token_ids: list[int] = list(prompt_token_ids)
@@ -92,6 +94,7 @@ class Request:
         self.arrival_index = arrival_index
         self.priority = priority
         self.client_id = client_id
+        self.bad_words_token_ids = list(bad_words_token_ids)
         self.extra_keys: Sequence[ExtraKey] = extra_keys
         self.skip_reading_prefix_cache = sampling_params.prompt_logprobs is not None
         self.status = RequestStatus.WAITING

@@ -21,6 +21,8 @@ class NewRequestData:
     """> 0 after a prefix-cache hit."""
     stop_token_ids: frozenset[int] = frozenset()
     """EOS and stop ids, for min_tokens."""
+    bad_words_token_ids: list[list[int]] = field(default_factory=list)
+    """Sequences whose last token is banned after the rest of them."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -20,18 +20,25 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 FULL = "full"
+"""Layer kind: position p sees 0 .. p."""
 SLIDING_WINDOW = "sliding_window"
+"""Layer kind: position p sees the last `sliding_window` positions, itself included."""
 CHUNKED_LOCAL = "chunked_local"
+"""Layer kind: position p sees its own chunk of `chunk_len` positions up to itself."""
 LAYER_KINDS = (FULL, SLIDING_WINDOW, CHUNKED_LOCAL)
 """Kinds of layers that may be served by different backends (`[attention.per_kind]`)."""
 
 PREFILL = "prefill"
+"""Phase of a row that computes more than one token, or its first."""
 DECODE = "decode"
+"""Phase of a row that computes one token on top of a computed context."""
 PHASES = (PREFILL, DECODE)
 """Phases of a row that may be served by different backends (`[attention.per_phase]`)."""
 
 NHD = "nhd"
+"""Layout name: tokens of a block outside, heads inside."""
 HND = "hnd"
+"""Layout name: heads outside, tokens of a block inside."""
 STANDARD_KV_LAYOUTS = (NHD, HND)
 """Layouts every part of the engine understands; see `KVCacheLayout`. Any other name is private to the backends that offer it."""
 
@@ -40,9 +47,13 @@ class GraphSupport(enum.IntEnum):
     """How much of a step a device graph may replay; the engine uses the weakest among its backends."""
 
     NEVER = 0
+    """The backend may not run inside a graph."""
     UNIFORM_SINGLE_TOKEN_DECODE = 1
+    """Batches in which every row has one query token."""
     UNIFORM_BATCH = 2
+    """Batches in which every row has the same number of query tokens."""
     ALWAYS = 3
+    """Any batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,24 +64,37 @@ class AttentionCapabilities:
     """
 
     devices: tuple[str, ...] = ("cpu",)
+    """Torch device types it runs on."""
     dtypes: tuple[str, ...] = ("float32",)
+    """Dtypes of query, key, value and output."""
     kv_dtypes: tuple[str, ...] = ("auto",)
     """`"auto"` = the model's dtype; others are quantised storage such as `"float8_e4m3fn"`, `"int8"`."""
     head_dims: tuple[int, ...] | None = None
+    """The only head dimensions it accepts."""
     head_dim_multiple_of: int = 1
+    """A head dimension must be a multiple of it."""
     max_head_dim: int | None = None
+    """Largest head dimension; None = no limit."""
     block_sizes: tuple[int, ...] | None = None
+    """The only block sizes it accepts, in tokens."""
     block_size_multiple_of: int = 1
+    """A block size must be a multiple of it."""
     kv_layouts: tuple[str, ...] = (NHD,)
     """Accepted KV layouts, best first. Backends that share a KV group must agree on one."""
     layer_kinds: tuple[str, ...] = (FULL,)
+    """Of `LAYER_KINDS`."""
     attention_types: tuple[str, ...] = ("decoder",)
     """Of `decoder`, `encoder`, `encoder_only`, `cross`."""
     logits_soft_cap: bool = False
+    """Honours `AttentionLayer.logits_soft_cap`."""
     alibi: bool = False
+    """Honours `AttentionCall.alibi_slopes`."""
     sinks: bool = False
+    """Honours `AttentionCall.sinks`."""
     non_causal: bool = False
+    """Honours `CommonAttentionMetadata.causal` where it is not plainly True."""
     mla: bool = False
+    """Serves layers whose cache holds a compressed latent instead of K and V (multi-head latent attention)."""
     custom_mask: bool = False
     """Tree masks for speculation and bidirectional spans (`CommonAttentionMetadata.custom_mask`)."""
     kv_sharing: bool = True
@@ -82,9 +106,11 @@ class AttentionCapabilities:
     fused_kv_write: bool = False
     """`forward` writes K and V itself; the engine then does not call `write_kv`."""
     context_parallel: bool = False
+    """Can attend to a cache of which this rank holds a part (`CommonAttentionMetadata.context_parallel_seq_lens`)."""
     batch_invariant: bool = False
     """The result of a row is bit-equal whatever the other rows are."""
     graph_support: GraphSupport = GraphSupport.NEVER
+    """What a device graph may replay of it."""
     compute_capability: tuple[tuple[int, int], tuple[int, int] | None] | None = None
     """CUDA devices only: lowest and highest (major, minor), the highest open if None."""
     preference: Mapping[str, int] = field(default_factory=dict)
@@ -96,15 +122,19 @@ class AttentionLayer:
     """The static facts of one attention layer of the model."""
 
     name: str
+    """Name of the layer in the model, unique."""
     index: int
     """Position in the model, counting attention layers from 0."""
     num_heads: int
+    """Query heads."""
     num_kv_heads: int
     """`num_heads` is a multiple of it; query head h reads KV head h // (num_heads // num_kv_heads)."""
     head_dim: int
+    """Elements of one head of query, key and value."""
     scale: float
     """Factor of q.k before soft cap and mask."""
     kind: str = FULL
+    """One of `LAYER_KINDS`."""
     sliding_window: int | None = None
     """W: position p sees p-W+1 .. p, itself included. None = all of 0 .. p."""
     chunk_len: int | None = None
@@ -112,10 +142,15 @@ class AttentionLayer:
     logits_soft_cap: float | None = None
     """c: scores become c * tanh(score / c), after `scale`, before the mask. Source: Gemma 2 report, section 2."""
     has_alibi: bool = False
+    """Calls bring `alibi_slopes`."""
     has_sinks: bool = False
+    """Calls bring `sinks`."""
     attention_type: str = "decoder"
+    """Of `decoder`, `encoder`, `encoder_only`, `cross`."""
     causal: bool = True
+    """False for a layer whose tokens see later ones too."""
     kv_sharing_target: str | None = None
+    """Name of the layer whose cache this one reads, writing none of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,11 +163,13 @@ class KVCacheLayout:
     """
 
     name: str
+    """`nhd`, `hnd`, or the private name a backend offers."""
     shape: tuple[int, ...]
     """Logical shape, dimension 0 is num_blocks."""
     stride_order: tuple[int, ...]
     """Dimensions of `shape` from slowest to fastest in memory; dimension 0 comes first."""
     dtype: str
+    """Storage dtype, torch's name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,11 +177,17 @@ class KVLayoutRequest:
     """What a backend is asked to lay out."""
 
     name: str
+    """The agreed layout."""
     num_blocks: int
+    """Blocks in the pool, the null block included."""
     block_size: int
+    """Tokens per block."""
     num_kv_heads: int
+    """Heads stored per token."""
     head_dim: int
+    """Elements per head."""
     dtype: str
+    """Storage dtype, torch's name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,12 +199,19 @@ class AttentionSetup:
     block_size: int
     """Tokens per block of the block tables it will see."""
     kv_layout: str
+    """The layout all backends of the group agreed on."""
     dtype: str
+    """Dtype of query, key, value and output, torch's name."""
     kv_dtype: str
+    """Storage dtype of the cache, torch's name."""
     device: str
+    """Torch device, `cpu`, `cuda:0`, ..."""
     max_num_reqs: int
+    """Most rows of a step."""
     max_num_batched_tokens: int
+    """Most tokens of a step."""
     max_model_len: int
+    """Longest sequence, in tokens."""
     options: BaseModel | None = None
     """The component's validated options model, or None if it declares none."""
 
@@ -174,6 +224,7 @@ class CommonAttentionMetadata:
     """
 
     num_reqs: int
+    """Rows of the step."""
     num_tokens: int
     """Tokens that are real; the tensors may be padded beyond."""
     query_start_loc: torch.Tensor
@@ -185,13 +236,14 @@ class CommonAttentionMetadata:
     seq_lens_cpu: torch.Tensor
     """[num_reqs] int32, CPU. An upper bound of `seq_lens` (exact when nothing is in flight)."""
     block_table: torch.Tensor
-    """[num_reqs, max_blocks] int32, device. Entries past a row's blocks, or out of its window, are the null block 0 and must not
-    influence the result."""
+    """[num_reqs, max_blocks] int32, device. Entries past a row's blocks are the null block 0; those out of its window are the null
+    block or stale. Neither may influence the result."""
     slot_mapping: torch.Tensor
     """[num_tokens] int64, device. block * block_size + offset; -1 = padding, never written."""
     positions: torch.Tensor
     """[num_tokens] int64, device. Position of each token in its sequence."""
     max_query_len: int
+    """Most query tokens of a row."""
     max_seq_len: int
     """May be an upper bound."""
     is_prefilling: torch.Tensor
@@ -199,12 +251,15 @@ class CommonAttentionMetadata:
     num_decodes: int = 0
     """Leading rows with one query token and a computed context."""
     num_decode_tokens: int = 0
+    """Tokens of the `num_decodes` leading rows."""
     causal: bool | torch.Tensor = True
     """A bool, or [num_reqs] bool."""
     custom_mask: torch.Tensor | None = None
     """Packed per row [query_len, seq_len] bool, True = visible; replaces the causal rule where given."""
     encoder_seq_lens: torch.Tensor | None = None
+    """[num_reqs] int32, lengths of the encoder's sequences; cross attention only."""
     context_parallel_seq_lens: torch.Tensor | None = None
+    """[num_reqs] int32, the part of `seq_lens` that this rank holds; context parallelism only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,11 +267,13 @@ class MetadataRequest:
     """Argument of `AttentionBackend.build_metadata`."""
 
     common: CommonAttentionMetadata
+    """The step's batch."""
     common_prefix_len: int = 0
     """Tokens at the start shared by every row, a multiple of block_size; 0 unless `capabilities.cascade`."""
     fast_build: bool = False
     """The metadata serves few layers (a draft step): skip costly planning."""
     for_graph_capture: bool = False
+    """The metadata will be captured: its tensors must live in buffers that later steps overwrite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,6 +281,7 @@ class KVWrite:
     """Argument of `AttentionBackend.write_kv`: put each token's K and V into its slot."""
 
     layer: AttentionLayer
+    """The layer being written."""
     key: torch.Tensor
     """[num_tokens, num_kv_heads, head_dim], the model's dtype; may be a strided view."""
     value: torch.Tensor
@@ -233,6 +291,7 @@ class KVWrite:
     slot_mapping: torch.Tensor
     """[num_tokens] int64; -1 must not write."""
     k_scale: float = 1.0
+    """Scale of stored K: quantised caches store k / k_scale."""
     v_scale: float = 1.0
     """Quantised caches store x / scale."""
 
@@ -242,11 +301,13 @@ class AttentionCall:
     """Argument of `AttentionBackend.forward`."""
 
     layer: AttentionLayer
+    """The layer being computed."""
     query: torch.Tensor
     """[num_tokens, num_heads, head_dim], after rotary embedding; may be a strided view."""
     key: torch.Tensor | None
     """[num_tokens, num_kv_heads, head_dim] of this step's tokens; None for a layer that shares another's KV."""
     value: torch.Tensor | None
+    """Like `key`."""
     kv_cache: torch.Tensor
     """The layer's cache in the agreed layout, this step's K and V already in it unless the backend fuses the write."""
     metadata: Any
@@ -261,7 +322,9 @@ class AttentionCall:
     alibi_slopes: torch.Tensor | None = None
     """[num_heads] float32."""
     k_scale: float = 1.0
+    """Stored K times it is K."""
     v_scale: float = 1.0
+    """Stored V times it is V."""
 
 
 class AttentionBackend(ABC):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 NULL_BLOCK_ID = 0
+"""The null block: never allocated, its content never matters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,11 +26,15 @@ class KVGroup:
     """Layers that share one block table. Every group takes its blocks from one pool."""
 
     index: int
+    """Position among the groups, from 0."""
     layer_names: tuple[str, ...]
+    """Names of the layers that share the table (`AttentionLayer.name`)."""
     kind: str = "full"
     """`full`, `sliding_window` or `chunked_local` (see `interfaces.attention`)."""
     sliding_window: int | None = None
+    """Window in tokens, of a group of kind `sliding_window`."""
     chunk_len: int | None = None
+    """Chunk in tokens, of a group of kind `chunked_local`."""
     block_size: int
     """Tokens per block."""
     bytes_per_block: int
@@ -41,13 +46,21 @@ class KVCacheSetup:
     """What a manager is made for."""
 
     groups: tuple[KVGroup, ...]
+    """All groups, by index."""
     num_blocks: int
     """Blocks in the pool, the null block included."""
     max_model_len: int
+    """Longest sequence, in tokens."""
     enable_prefix_caching: bool
+    """False: nothing is ever found."""
     hash_seed: bytes
     """Start of every hash chain; random per process unless the configuration fixes it."""
+    max_num_batched_tokens: int | None = None
+    """Most tokens of one `allocate`, lookahead included; lets a manager count on windows in `max_request_tokens`. None = no bound known."""
+    enable_events: bool = False
+    """Whether `take_events` will be called every step; a manager records nothing otherwise."""
     options: BaseModel | None = None
+    """The component's validated options model, or None if it declares none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +70,7 @@ class ExtraKey:
     source: str
     """`adapter`, `multimodal`, `cache_salt` or `prompt_embeds`."""
     value: str
+    """What the content depends on, as text: an adapter's identity, a content hash, a salt."""
     first_token: int = 0
     """First position it applies to."""
     num_tokens: int | None = None
@@ -67,24 +81,36 @@ class KVRequest(Protocol):
     """What a manager may know of a request. Read only; lives as long as the request."""
 
     @property
-    def request_id(self) -> str: ...
+    def request_id(self) -> str:
+        """Unique among requests in the engine."""
+
     @property
     def all_token_ids(self) -> Sequence[int]:
         """Prompt and output so far; only ever appended to."""
+
     @property
     def num_tokens(self) -> int:
         """len(all_token_ids)."""
+
     @property
-    def num_prompt_tokens(self) -> int: ...
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+
     @property
     def num_computed_tokens(self) -> int:
         """Tokens whose KV exists or is being computed by steps scheduled before."""
+
     @property
-    def extra_keys(self) -> Sequence[ExtraKey]: ...
+    def extra_keys(self) -> Sequence[ExtraKey]:
+        """What else its blocks depend on; never changes."""
+
     @property
-    def skip_reading_prefix_cache(self) -> bool: ...
+    def skip_reading_prefix_cache(self) -> bool:
+        """True: `find_cached_prefix` yields nothing; its blocks still become findable."""
+
     @property
-    def num_preemptions(self) -> int: ...
+    def num_preemptions(self) -> int:
+        """How often it was preempted; statistics count such lookups apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +118,7 @@ class CachedPrefix:
     """Result of a prefix lookup. Holding it reserves nothing: pass it to the next `allocate` of the request."""
 
     num_tokens: int
+    """Tokens that need not be computed."""
     block_ids: tuple[tuple[int, ...], ...]
     """Per group; null entries where a block is out of the window."""
 
@@ -109,12 +136,19 @@ class PrefixCacheStats:
     """Counted since the last `take_stats`."""
 
     requests: int = 0
+    """Lookups that were used, of requests never preempted."""
     query_tokens: int = 0
+    """Tokens those lookups asked for."""
     hit_tokens: int = 0
+    """Tokens they found."""
     preempted_requests: int = 0
+    """Like `requests`, of preempted ones."""
     preempted_query_tokens: int = 0
+    """Like `query_tokens`, of preempted ones."""
     preempted_hit_tokens: int = 0
+    """Like `hit_tokens`, of preempted ones."""
     was_reset: bool = False
+    """The cache was cleared in between."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,12 +156,19 @@ class BlockStored:
     """Blocks became findable."""
 
     block_hashes: tuple[bytes, ...]
+    """Hashes of the blocks, in order of position."""
     parent_hash: bytes | None
+    """Hash of the block before the first one; None at the start of a sequence."""
     token_ids: tuple[int, ...]
+    """Tokens of all the blocks, in order."""
     block_size: int
+    """Tokens per block."""
     group: int
+    """Index of the KV group."""
     block_ids: tuple[int, ...] = ()
+    """Their places in the pool, in the same order."""
     extra_keys: tuple[tuple[ExtraKey, ...], ...] = ()
+    """Per block, what else its content depends on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +176,9 @@ class BlockRemoved:
     """Blocks can no longer be found."""
 
     block_hashes: tuple[bytes, ...]
+    """Hashes that no longer lead anywhere."""
     group: int
+    """Index of the KV group."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +187,7 @@ class AllBlocksCleared:
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
+"""What `take_events` yields."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -151,8 +195,11 @@ class KVUsage:
     """Occupancy of the pool, the null block not counted."""
 
     num_blocks: int
+    """Usable blocks."""
     num_free_blocks: int
+    """Blocks an allocation could take now."""
     stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
+    """Prefix cache statistics of the interval."""
 
 
 class KVCacheManager(ABC):
@@ -188,7 +235,11 @@ class KVCacheManager(ABC):
 
     @abstractmethod
     def free(self, request: KVRequest) -> None:
-        """Give back all blocks of a request, so that later blocks of the chain are evicted before earlier ones."""
+        """Give back all blocks of a request, so that later blocks of the chain are evicted before earlier ones.
+
+        Called before the request's `num_computed_tokens` is reset: blocks that an undone step would have filled, beyond that
+        count, must not stay findable.
+        """
 
     @abstractmethod
     def block_ids(self, request_id: str) -> tuple[tuple[int, ...], ...]:

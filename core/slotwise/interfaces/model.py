@@ -27,10 +27,19 @@ class AttentionContext(Protocol):
     """Given to a model with each forward; valid during it."""
 
     def attend(
-        self, layer_index: int, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None, *, sinks: torch.Tensor | None = None
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of one layer over its cache. query: [num_tokens, num_heads, head_dim]; key, value: [num_tokens, num_kv_heads, head_dim], None when
-        the layer shares another's KV. Returns [num_tokens, num_heads, head_dim], contiguous."""
+        """Attention of one layer over its cache. Called once per attention layer and forward.
+
+        query: [num_tokens, num_heads, head_dim]; key, value: [num_tokens, num_kv_heads, head_dim], None when the layer shares another's
+        KV. Returns [num_tokens, num_heads, head_dim], contiguous.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +53,7 @@ class ForwardBatch:
     logits_indices: torch.Tensor
     """[num_sampled] int64, rows of the hidden states that get logits."""
     attention: AttentionContext
+    """Where the layers' attention is computed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,9 +75,11 @@ class ModelDescription:
     dtype: str
     """The dtype the engine will compute in."""
     vocab_size: int
+    """Rows of the logits."""
     max_model_len: int
     """The model's own limit in positions."""
     layers: tuple[AttentionLayer, ...]
+    """Attention layers by index."""
     weights_suffix: str | None = None
     """Ending of the weight files (`".gguf"`), None if there are none."""
 
@@ -79,8 +91,11 @@ class ModelCapabilities:
     architectures: tuple[str, ...] | None = None
     """Architecture names of Hugging Face configs (`"LlamaForCausalLM"`); None = any decoder-only causal LM."""
     devices: tuple[str, ...] = ("cpu",)
+    """Torch device types it runs on."""
     dtypes: tuple[str, ...] = ("float32",)
+    """Dtypes it computes in."""
     preference: Mapping[str, int] = field(default_factory=dict)
+    """Device type -> rank for `use = "auto"`, higher wins, absent = never chosen by `auto`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,10 +103,15 @@ class ModelSetup:
     """What a model is made for."""
 
     hf_config: PretrainedConfig
+    """The Hugging Face configuration of the model; read only."""
     dtype: str
+    """Dtype of parameters and activations, torch's name."""
     device: str
+    """Torch device, `cpu`, `cuda:0`, ..."""
     seed: int = 0
+    """Seed of whatever the model draws itself."""
     options: BaseModel | None = None
+    """The component's validated options model, or None if it declares none."""
 
 
 class Model(ABC):
@@ -126,6 +146,7 @@ class WeightsCapabilities:
     suffixes: tuple[str, ...] = ()
     """File endings (`".safetensors"`), for `use = "auto"`."""
     needs_files: bool = True
+    """False for a source that makes weights up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,8 +156,11 @@ class WeightsSetup:
     path: Path | None
     """A file or directory; None for sources that make weights up."""
     hf_config: PretrainedConfig
+    """The Hugging Face configuration of the model; read only."""
     seed: int = 0
+    """Seed of weights that are made up."""
     options: BaseModel | None = None
+    """The component's validated options model, or None if it declares none."""
 
 
 class Weights(ABC):

@@ -24,6 +24,7 @@ GREEDY_EPS = 1e-5
 """Rows with a temperature below it are greedy."""
 
 LOGPROBS_MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
+"""What logprobs mean: values before (raw) or after (processed) steps 3 to 10, normalised (`logprobs`) or not (`logits`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +32,11 @@ class SamplerCapabilities:
     """What a sampler claims; the resolver refuses what is not claimed."""
 
     devices: tuple[str, ...] = ("cpu", "cuda")
+    """Torch device types it runs on."""
     logprobs_modes: tuple[str, ...] = LOGPROBS_MODES
+    """Of `LOGPROBS_MODES`."""
     per_request_seeds: bool = True
+    """Honours `SamplingMetadata.generators`."""
     speculative: bool = False
     """Accepts `SampleRequest.spec_decode`."""
     preference: Mapping[str, int] = field(default_factory=dict)
@@ -44,12 +48,17 @@ class SamplerSetup:
     """What a sampler is made for."""
 
     vocab_size: int
+    """Columns of the logits."""
     max_num_reqs: int
+    """Most rows of a step."""
     device: str
+    """Torch device, `cpu`, `cuda:0`, ..."""
     logprobs_mode: str = "raw_logprobs"
+    """One of `LOGPROBS_MODES`."""
     seed: int = 0
     """Seed of the generator shared by the rows without one of their own."""
     options: BaseModel | None = None
+    """The component's validated options model, or None if it declares none."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -60,8 +69,11 @@ class SamplingMetadata:
     """
 
     num_rows: int
+    """Rows of the logits."""
     all_greedy: bool
+    """Every row is greedy: an argmax is all that is needed."""
     all_random: bool
+    """No row is greedy."""
     temperature: torch.Tensor | None
     """[num_rows] float32; None iff all_greedy."""
     top_k: torch.Tensor | None = None
@@ -73,7 +85,9 @@ class SamplingMetadata:
     generators: Mapping[int, torch.Generator] = field(default_factory=dict)
     """Row -> generator, for rows with a seed whose sample is kept in this step (a discarded row must draw nothing from its own)."""
     presence_penalties: torch.Tensor | None = None
+    """[num_rows] float32, taken once from the logit of each id seen in the output; 0 where off."""
     frequency_penalties: torch.Tensor | None = None
+    """[num_rows] float32, taken from the logit once per occurrence in the output; 0 where off."""
     repetition_penalties: torch.Tensor | None = None
     """[num_rows] float32 each; all three are given or none."""
     prompt_token_ids: Sequence[Sequence[int]] = ()
@@ -87,6 +101,7 @@ class SamplingMetadata:
     min_tokens: Mapping[int, tuple[int, frozenset[int]]] = field(default_factory=dict)
     """Row -> (minimum, ids banned while fewer were generated)."""
     logit_bias: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
+    """Row -> id -> number added to its logit."""
     num_logprobs: int | None = None
     """Most logprobs any row wants; None = none, 0 = the sampled token's only, -1 = the whole vocabulary."""
 
@@ -115,7 +130,9 @@ class SampleRequest:
     logits: torch.Tensor
     """[num_rows, vocab_size], model dtype or float32, contiguous; may be overwritten."""
     metadata: SamplingMetadata
+    """Parameters of the rows."""
     spec_decode: SpecDecodeRows | None = None
+    """Which rows verify drafts; None = one plain row per request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,16 +155,19 @@ class SamplerOutput:
     """[num_rows, 1 + most drafts] int64, -1 = nothing. A row of -1 only: its logits were unusable (NaN, +inf, or all -inf); the engine ends
     that request with an error."""
     logprobs: LogprobsTensors | None = None
+    """Given when `SamplingMetadata.num_logprobs` is not None."""
 
 
 class Sampler(ABC):
     """Base of samplers. One instance per model runner, called once a step."""
 
     capabilities = SamplerCapabilities()
+    """Must equal the `Component` record's capabilities."""
 
     def __init__(self, setup: SamplerSetup) -> None:
         self.setup = setup
 
     @abstractmethod
     def sample(self, request: SampleRequest) -> SamplerOutput:
-        """One token (or the accepted drafts) per row. A row's result must not depend on the other rows, on its place, or on their generators."""
+        """One token (or the accepted drafts) per row. A row's result must not depend on the other rows, on its place, or on their
+        generators."""

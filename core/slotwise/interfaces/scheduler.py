@@ -22,31 +22,48 @@ class SchedulableRequest(Protocol):
     """What a policy may know of a request. Read only."""
 
     @property
-    def request_id(self) -> str: ...
+    def request_id(self) -> str:
+        """Unique among requests in the engine."""
+
     @property
     def arrival_time(self) -> float:
         """Seconds, monotonic clock of the engine."""
+
     @property
     def arrival_index(self) -> int:
         """0, 1, 2, ... in order of arrival; never equal for two requests."""
+
     @property
     def priority(self) -> int:
         """Smaller is more urgent."""
+
     @property
     def client_id(self) -> str | None:
         """Whom fairness is owed to."""
+
     @property
-    def num_prompt_tokens(self) -> int: ...
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+
     @property
-    def num_tokens(self) -> int: ...
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+
     @property
-    def num_computed_tokens(self) -> int: ...
+    def num_computed_tokens(self) -> int:
+        """Tokens whose KV exists; 0 again after a preemption."""
+
     @property
-    def num_output_tokens(self) -> int: ...
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+
     @property
-    def max_tokens(self) -> int: ...
+    def max_tokens(self) -> int:
+        """Most tokens it may generate."""
+
     @property
-    def num_preemptions(self) -> int: ...
+    def num_preemptions(self) -> int:
+        """How often it lost its blocks to another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,10 +71,15 @@ class SchedulerSetup:
     """What a policy is made for."""
 
     max_num_seqs: int
+    """Most requests running at once."""
     max_num_scheduled_tokens: int
+    """Token budget of one step."""
     max_model_len: int
+    """Longest sequence, in tokens."""
     block_size: int
+    """Tokens per KV block."""
     options: BaseModel | None = None
+    """The component's validated options model, or None if it declares none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,12 +87,17 @@ class SchedulerState:
     """The step so far, as a policy may weigh it. Made anew for each question that needs it."""
 
     now: float
+    """Seconds, the clock of `arrival_time`."""
     token_budget: int
     """Tokens this step may still schedule."""
     num_running: int
+    """Requests that hold blocks."""
     num_waiting: int
+    """Requests that wait, the one asked about included."""
     num_free_blocks: int
+    """KV blocks an allocation could take now."""
     num_usable_blocks: int
+    """KV blocks of the whole pool, the null block not counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,10 +105,13 @@ class Decision:
     """Yes or no, with the reason for the trace."""
 
     allowed: bool
+    """The answer."""
     reason: str
+    """One short sentence for the trace; may be empty for a yes."""
 
 
 ALLOWED = Decision(allowed=True, reason="")
+"""A plain yes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +119,9 @@ class Victim:
     """Whom to preempt, and why."""
 
     request: SchedulableRequest
+    """One of the `running` it was chosen from."""
     reason: str
+    """One short sentence for the trace."""
 
 
 class SchedulerPolicy(ABC):
@@ -118,8 +150,8 @@ class SchedulerPolicy(ABC):
 
     @abstractmethod
     def choose_victim(self, running: Sequence[SchedulableRequest], blocked: SchedulableRequest) -> Victim:
-        """Whom to preempt so that `blocked` gets blocks. `running` is in admission order, never empty, and holds `blocked` itself, which may
-        be the answer. Called when the pool is exhausted."""
+        """Whom to preempt so that `blocked` gets blocks. `running` is in admission order, never empty, and holds `blocked` itself, which
+        may be the answer. Called when the pool is exhausted."""
 
     def on_scheduled(self, request: SchedulableRequest, num_tokens: int) -> None:
         """`num_tokens` of the request go into this step. Called once per scheduled request and step if overridden."""

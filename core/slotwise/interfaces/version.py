@@ -19,7 +19,5 @@ CONTRACT_VERSIONS: Final[dict[str, str]] = {
 }
 """Slot -> `major.minor` of the contract this core speaks. The keys are the slots of this version."""
 
-CONTRACT_CHANGES: Final[dict[str, dict[str, str]]] = {
-    slot: {"1.0": "first version"} for slot in CONTRACT_VERSIONS
-}
+CONTRACT_CHANGES: Final[dict[str, dict[str, str]]] = {slot: {"1.0": "first version"} for slot in CONTRACT_VERSIONS}
 """Slot -> version -> one line on what changed; quoted when a component's range does not include `CONTRACT_VERSIONS`."""

@@ -1,0 +1,127 @@
+"""Which backend answers for which layer and which rows, step by step: the `AttentionContext` that models call.
+
+Metadata is built once per step for each (KV group, backend); then every layer writes its K and V and reads them back.
+Where decode and prefill rows have different backends, decode rows come first in the batch and each part sees its rows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from slotwise.engine.prepare_inputs import slice_rows
+from slotwise.interfaces.attention import AttentionBackend, AttentionCall, AttentionLayer, CommonAttentionMetadata, KVWrite, MetadataRequest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupBackends:
+    """The backends of one KV group; one object twice where both phases share it."""
+
+    prefill: AttentionBackend
+    decode: AttentionBackend
+
+    @property
+    def is_split(self) -> bool:
+        return self.prefill is not self.decode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundLayer:
+    """A layer with its cache and the index of its group's metadata."""
+
+    layer: AttentionLayer
+    group: int
+    kv_cache: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of the step that one backend serves."""
+
+    backend: AttentionBackend
+    metadata: Any
+    slot_mapping: torch.Tensor
+    tokens: slice
+
+
+class AttentionDispatch:
+    """Lives as long as the model runner; `begin_step` gives it the batch."""
+
+    def __init__(self, layers: Sequence[BoundLayer], groups: Sequence[GroupBackends]) -> None:
+        self.layers = tuple(layers)
+        self.groups = tuple(groups)
+        self._parts: list[list[_Part]] = []
+
+    @property
+    def needs_decodes_first(self) -> bool:
+        return any(group.is_split for group in self.groups)
+
+    def begin_step(self, commons: Sequence[CommonAttentionMetadata]) -> None:
+        """`commons`: one per KV group, the same rows in each."""
+        self._parts = [_parts(backends, common) for backends, common in zip(self.groups, commons, strict=True)]
+
+    def end_step(self) -> None:
+        """Drop the step's metadata."""
+        self._parts = []
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        *,
+        sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `interfaces.model.AttentionContext.attend`."""
+        bound = self.layers[layer_index]
+        parts = self._parts[bound.group]
+        if key is not None and value is not None:
+            for part in parts:
+                if not part.backend.capabilities.fused_kv_write:
+                    part.backend.write_kv(
+                        KVWrite(
+                            layer=bound.layer,
+                            key=key[part.tokens],
+                            value=value[part.tokens],
+                            kv_cache=bound.kv_cache,
+                            slot_mapping=part.slot_mapping,
+                        )
+                    )
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        for part in parts:
+            part.backend.forward(
+                AttentionCall(
+                    layer=bound.layer,
+                    query=query[part.tokens],
+                    key=None if key is None else key[part.tokens],
+                    value=None if value is None else value[part.tokens],
+                    kv_cache=bound.kv_cache,
+                    metadata=part.metadata,
+                    output=output[part.tokens],
+                    sinks=sinks,
+                    alibi_slopes=alibi_slopes,
+                )
+            )
+        return output
+
+
+def _parts(backends: GroupBackends, common: CommonAttentionMetadata) -> list[_Part]:
+    if not backends.is_split:
+        return [_part(backends.decode, common, 0)]
+    split, end = common.num_decodes, common.num_reqs
+    parts = []
+    if split:
+        parts.append(_part(backends.decode, slice_rows(common, 0, split), 0))
+    if split < end:
+        parts.append(_part(backends.prefill, slice_rows(common, split, end), int(common.query_start_loc_cpu[split])))
+    return parts
+
+
+def _part(backend: AttentionBackend, common: CommonAttentionMetadata, first_token: int) -> _Part:
+    metadata = backend.build_metadata(MetadataRequest(common=common))
+    return _Part(backend, metadata, common.slot_mapping, slice(first_token, first_token + common.num_tokens))

@@ -1,0 +1,140 @@
+"""The engine core: requests in, one step at a time, tokens out. It knows ids, never text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from slotwise.engine.core_request import EngineCoreRequest
+from slotwise.engine.outputs import EngineCoreOutput
+from slotwise.engine.request import Request, RequestStatus
+from slotwise.engine.scheduler import Scheduler
+from slotwise.engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from slotwise.errors import QueueFullError
+from slotwise.interfaces.observer import RequestFinished, StepEvent
+from slotwise.plugin.observers import ObserverHub
+
+
+class ModelExecutor(Protocol):
+    """Where the model runs."""
+
+    def execute_model(self, scheduled: SchedulerOutput) -> None:
+        """Start the forward of one step."""
+
+    def sample_tokens(self) -> ModelRunnerOutput:
+        """Finish it: sample and return."""
+
+
+class _Laps:
+    """Milliseconds between the marks of one step."""
+
+    def __init__(self) -> None:
+        self.ms: list[float] = []
+        self._last = time.perf_counter()
+
+    def mark(self) -> None:
+        now = time.perf_counter()
+        self.ms.append((now - self._last) * 1e3)
+        self._last = now
+
+
+class EngineCore:
+    """Scheduler and executor of one engine. Not thread-safe: one thread steps it."""
+
+    def __init__(
+        self, *, scheduler: Scheduler, executor: ModelExecutor, observers: ObserverHub, max_num_waiting: int | None = None
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.observers = observers
+        self._max_num_waiting = max_num_waiting
+        scheduler.keep_finished = observers.active
+        self._num_arrivals = 0
+
+    def step(self) -> list[EngineCoreOutput]:
+        """Schedule, execute, sample, update. If the model raises, the step's requests end, what it was to write is forgotten, and the
+        exception goes on to the caller."""
+        lap = _Laps()
+        scheduled = self.scheduler.schedule()
+        lap.mark()
+        try:
+            self.executor.execute_model(scheduled)
+            lap.mark()
+            computed = self.executor.sample_tokens()
+            lap.mark()
+        except BaseException:
+            self.scheduler.fail_step(scheduled)
+            raise
+        outputs = self.scheduler.update_from_output(scheduled, computed)
+        lap.mark()
+        if self.observers.active:
+            self._tell_observers(scheduled, outputs, lap)
+        return outputs
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_requests
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Let a request wait for its turn. Raises QueueFullError at the configured limit."""
+        if self._max_num_waiting is not None and self.scheduler.num_waiting >= self._max_num_waiting:
+            raise QueueFullError(
+                f"{self.scheduler.num_waiting} requests are waiting and scheduler.max_num_waiting is {self._max_num_waiting}; try again later"
+            )
+        self.scheduler.add_request(
+            Request(
+                request_id=request.request_id,
+                prompt_token_ids=request.prompt_token_ids,
+                sampling_params=request.sampling_params,
+                eos_token_ids=request.eos_token_ids,
+                arrival_time=request.arrival_time,
+                arrival_index=self._num_arrivals,
+                priority=request.priority,
+                client_id=request.client_id,
+                extra_keys=request.extra_keys,
+                bad_words_token_ids=request.bad_words_token_ids,
+            )
+        )
+        self._num_arrivals += 1
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests at once; unknown and ended ones are ignored."""
+        self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+
+    def abort_all(self) -> None:
+        self.abort_requests(list(self.scheduler.requests))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False while requests hold blocks."""
+        return self.scheduler.reset_prefix_cache()
+
+    def _tell_observers(self, scheduled: SchedulerOutput, outputs: list[EngineCoreOutput], lap: _Laps) -> None:
+        kv_cache = self.scheduler.kv_cache
+        self.observers.step_finished(
+            StepEvent(
+                scheduler_output=scheduled,
+                schedule_ms=lap.ms[0],
+                execute_ms=lap.ms[1],
+                sample_ms=lap.ms[2],
+                update_ms=lap.ms[3],
+                num_running=len(self.scheduler.running),
+                num_waiting=self.scheduler.num_waiting,
+                num_kv_blocks=kv_cache.num_usable_blocks,
+                num_free_kv_blocks=kv_cache.num_free_blocks,
+                num_generated_tokens=sum(len(output.new_token_ids) for output in outputs),
+                kv_events=tuple(kv_cache.take_events()),
+            )
+        )
+        for request in self.scheduler.take_finished():
+            assert request.finish_reason is not None
+            self.observers.request_finished(
+                RequestFinished(
+                    request_id=request.request_id,
+                    reason=request.finish_reason,
+                    num_prompt_tokens=request.num_prompt_tokens,
+                    num_output_tokens=request.num_output_tokens,
+                    num_cached_tokens=max(request.num_cached_tokens, 0),
+                    num_preemptions=request.num_preemptions,
+                )
+            )

@@ -1,0 +1,83 @@
+"""Which layers share a block table, and which share memory.
+
+Layers of one kind and shape form a bucket; buckets are cut into groups of about equal size, so that the pool's blocks can serve
+any group: layer j of every group lives in the same tensor j, and a block belongs to one group at a time.
+
+What this file does not know: who manages the blocks, which backend reads them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slotwise.interfaces.attention import AttentionLayer
+from slotwise.interfaces.kv_cache import KVGroup
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVPlan:
+    """Groups, and the memory that each of their layers uses."""
+
+    groups: tuple[KVGroup, ...]
+    memory_of_layer: dict[str, int]
+    """Layer name -> index of the tensor it shares with one layer of each other group."""
+    bytes_of_memory: tuple[int, ...]
+    """Bytes per block of each tensor."""
+
+    @property
+    def bytes_per_block(self) -> int:
+        """What one block of the pool costs over all tensors."""
+        return sum(self.bytes_of_memory)
+
+    def group_of_layer(self) -> dict[str, int]:
+        return {name: group.index for group in self.groups for name in group.layer_names}
+
+
+def plan_kv_groups(layers: Sequence[AttentionLayer], *, block_size: int, kv_dtype: str) -> KVPlan:
+    """Group the layers that own KV. `kv_dtype` is a storage dtype, not `auto`."""
+    buckets: dict[tuple[object, ...], list[AttentionLayer]] = {}
+    for layer in layers:
+        if layer.kv_sharing_target is None:
+            key = (layer.kind, layer.sliding_window, layer.chunk_len, layer.num_kv_heads, layer.head_dim)
+            buckets.setdefault(key, []).append(layer)
+    group_size = _group_size([len(bucket) for bucket in buckets.values()])
+    groups: list[KVGroup] = []
+    memory_of_layer: dict[str, int] = {}
+    memories: dict[tuple[int, int], int] = {}
+    for bucket in buckets.values():
+        bytes_per_block = 2 * block_size * bucket[0].num_kv_heads * bucket[0].head_dim * DTYPE_BYTES[kv_dtype]
+        for start in range(0, len(bucket), group_size):
+            members = bucket[start : start + group_size]
+            groups.append(
+                KVGroup(
+                    index=len(groups),
+                    layer_names=tuple(layer.name for layer in members),
+                    kind=members[0].kind,
+                    sliding_window=members[0].sliding_window,
+                    chunk_len=members[0].chunk_len,
+                    block_size=block_size,
+                    bytes_per_block=bytes_per_block,
+                )
+            )
+            for place, layer in enumerate(members):
+                memory_of_layer[layer.name] = memories.setdefault((place, bytes_per_block), len(memories))
+    for layer in layers:
+        if layer.kv_sharing_target is not None:
+            memory_of_layer[layer.name] = memory_of_layer[layer.kv_sharing_target]
+    return KVPlan(groups=tuple(groups), memory_of_layer=memory_of_layer, bytes_of_memory=tuple(size for _, size in memories))
+
+
+def _group_size(bucket_sizes: Sequence[int]) -> int:
+    """Layers per group: the smallest bucket's size, or the largest's where the difference costs less than a quarter in padding."""
+    smallest, largest = min(bucket_sizes), max(bucket_sizes)
+    return largest if largest < 1.25 * smallest else smallest
+
+
+def num_blocks_for(plan: KVPlan, *, memory_bytes: int, max_num_seqs: int, max_model_len: int) -> int:
+    """Usable blocks: what full load needs, but no more than fits the memory; at least 1."""
+    needed = sum(math.ceil(max_model_len / group.block_size) for group in plan.groups) * max_num_seqs
+    return max(1, min(needed, memory_bytes // plan.bytes_per_block - 1))
