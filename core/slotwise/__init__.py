@@ -1,1 +1,40 @@
-"""Slotwise: a modular LLM inference engine."""
+"""Slotwise: a modular LLM inference engine. Every part sits in a slot and can be swapped by name.
+
+Names are loaded on first use, so that `import slotwise` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slotwise.engine.async_llm import AsyncLLM
+    from slotwise.engine.llm import LLM
+    from slotwise.engine.outputs import CompletionOutput, Logprob, RequestOutput
+    from slotwise.sampling_params import OutputKind, SamplingParams
+
+_HOMES = {
+    "LLM": "slotwise.engine.llm",
+    "AsyncLLM": "slotwise.engine.async_llm",
+    "SamplingParams": "slotwise.sampling_params",
+    "OutputKind": "slotwise.sampling_params",
+    "RequestOutput": "slotwise.engine.outputs",
+    "CompletionOutput": "slotwise.engine.outputs",
+    "Logprob": "slotwise.engine.outputs",
+}
+
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "Logprob", "OutputKind", "RequestOutput", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("slotwise")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'slotwise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -5,6 +5,11 @@ One class per kind of fault, so that callers (the server, the CLI, a test) decid
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slotwise.plugin.resolution import Resolution
+
 
 class SlotwiseError(Exception):
     """Base of everything Slotwise raises on purpose."""
@@ -58,7 +63,14 @@ class ContractError(PluginError):
 
 
 class ResolutionError(PluginError):
-    """No candidate of a slot fits the model, the machine and the configuration."""
+    """No candidate of a slot fits the model, the machine and the configuration.
+
+    `resolution` is the trace of the attempt (`slotwise.plugin.resolution.Resolution`), nothing chosen.
+    """
+
+    def __init__(self, message: str, *, resolution: Resolution | None = None) -> None:
+        super().__init__(message)
+        self.resolution = resolution
 
 
 class ModelLoadError(SlotwiseError):

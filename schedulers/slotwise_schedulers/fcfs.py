@@ -14,9 +14,9 @@ from slotwise.interfaces.scheduler import SchedulableRequest, SchedulerPolicy, V
 class FcfsScheduler(SchedulerPolicy):
     """First come, first served. A preempted request keeps its place: ahead of everything that arrived after it."""
 
-    def order_key(self, request: SchedulableRequest, now: float) -> Any:  # noqa: ARG002
+    def order_key(self, request: SchedulableRequest, now: float) -> Any:
         return request.arrival_index
 
-    def choose_victim(self, running: Sequence[SchedulableRequest], blocked: SchedulableRequest) -> Victim:  # noqa: ARG002
+    def choose_victim(self, running: Sequence[SchedulableRequest], blocked: SchedulableRequest) -> Victim:
         """The one admitted last: it has the least to recompute, and those ahead of it keep their place."""
         return Victim(request=running[-1], reason="admitted last")

@@ -15,10 +15,10 @@ class PriorityScheduler(SchedulerPolicy):
     """Smaller `priority` first, earlier arrival among equals. It orders admission and preemption; running requests are not displaced
     for a waiting one while blocks suffice."""
 
-    def order_key(self, request: SchedulableRequest, now: float) -> Any:  # noqa: ARG002
+    def order_key(self, request: SchedulableRequest, now: float) -> Any:
         return _urgency(request)
 
-    def choose_victim(self, running: Sequence[SchedulableRequest], blocked: SchedulableRequest) -> Victim:  # noqa: ARG002
+    def choose_victim(self, running: Sequence[SchedulableRequest], blocked: SchedulableRequest) -> Victim:
         """The least urgent, the latest among equals, which may be `blocked` itself: it must not push out a more urgent one."""
         victim = max(running, key=_urgency)
         return Victim(request=victim, reason=f"least urgent: priority {victim.priority}")

@@ -6,15 +6,24 @@ are open). Field descriptions are the documentation that `config init` and `conf
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Section(BaseModel):
     """Base of all sections: unknown keys are errors, instances are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    shorthand: ClassVar[str | None] = None
+    """The key that a bare value in place of the whole section stands for: `attention = "torch_sdpa"`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_shorthand(cls, value: Any) -> Any:
+        is_bare = cls.shorthand is not None and isinstance(value, str | list)
+        return {cls.shorthand: value} if is_bare else value
 
 
 class ComponentOptions(BaseModel):
@@ -26,6 +35,8 @@ class ComponentOptions(BaseModel):
 class SlotConfig(Section):
     """A slot: which component fills it, and that component's options."""
 
+    shorthand: ClassVar[str | None] = "use"
+
     use: str = Field("auto", description="Component name, or `auto` for the best one that fits.")
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the chosen component; see `slotwise plugins show NAME`.")
 
@@ -34,21 +45,20 @@ class ComponentChoice(SlotConfig):
     """A component for a part of a slot (one layer kind, one phase)."""
 
 
-def _as_choice(value: Any) -> Any:
-    return {"use": value} if isinstance(value, str) else value
-
-
-Choice = Annotated[ComponentChoice, BeforeValidator(_as_choice)]
-
-
 class ModelConfig(SlotConfig):
     """The model, and the component that runs it."""
+
+    shorthand: ClassVar[str | None] = "source"
 
     source: str | None = Field(None, description="A directory, a .gguf file, or a known name (`slotwise models`).")
     tokenizer: str | None = Field(None, description="Directory of another tokenizer; by default the model's own.")
     chat_template: str | None = Field(None, description="Path of a Jinja chat template that replaces the tokenizer's.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="`auto`: float32 on the CPU, else the model's own.")
-    max_model_len: int | None = Field(None, ge=1, description="Longest sequence in tokens, prompt and output; by default the model's own limit.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="`auto`: float32 on the CPU, else the model's own."
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="Longest sequence in tokens, prompt and output; by default the model's own limit."
+    )
     served_name: str | None = Field(None, description="Name shown by the server; by default the source.")
 
 
@@ -59,10 +69,10 @@ class WeightsConfig(SlotConfig):
 class AttentionConfig(SlotConfig):
     """Attention backend, as a whole, per layer kind, or per phase."""
 
-    per_kind: dict[Literal["full", "sliding_window", "chunked_local"], Choice] = Field(
+    per_kind: dict[Literal["full", "sliding_window", "chunked_local"], ComponentChoice] = Field(
         default_factory=dict, description="Backend for layers of one kind, where it differs from `use`."
     )
-    per_phase: dict[Literal["prefill", "decode"], Choice] = Field(
+    per_phase: dict[Literal["prefill", "decode"], ComponentChoice] = Field(
         default_factory=dict, description="Backend for rows of one phase, where it differs from `use`."
     )
 
@@ -85,7 +95,9 @@ class KVCacheConfig(SlotConfig):
     use: str = Field("paged", description="KV cache manager name.")
     block_size: int = Field(16, ge=1, description="Tokens per block.")
     num_blocks: int | None = Field(None, ge=2, description="Usable blocks of the pool; by default from `memory_mib`.")
-    memory_mib: int | None = Field(None, ge=1, description="Memory of the pool in MiB; by default what full load needs, within a quarter of the free memory.")
+    memory_mib: int | None = Field(
+        None, ge=1, description="Memory of the pool in MiB; by default what full load needs, within a quarter of the free memory."
+    )
     enable_prefix_caching: bool = Field(True, description="Reuse the KV of equal prefixes between requests.")
     dtype: str = Field("auto", description="Storage dtype; `auto` = the model's.")
     layout: str = Field("auto", description="Memory layout (`nhd`, `hnd`, or a backend's own); `auto` = first that all backends accept.")
@@ -104,14 +116,24 @@ class SamplerConfig(SlotConfig):
 class ObserversConfig(Section):
     """Observers told of each step."""
 
+    shorthand: ClassVar[str | None] = "use"
+
     use: list[str] = Field(default_factory=list, description="Names of observer components.")
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Observer name -> its options.")
+
+    @field_validator("use", mode="before")
+    @classmethod
+    def _one_name_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
 
 class PluginsConfig(Section):
     """Which plug-ins may be used."""
 
-    allow: list[str] | None = Field(None, description="Only these components or distributions (`slot:name`, `name` or a distribution) may be used; built-ins always may.")
+    allow: list[str] | None = Field(
+        None,
+        description="Only these components or distributions (`slot:name`, `name` or a distribution) may be used; built-ins always may.",
+    )
     block: list[str] = Field(default_factory=list, description="These may not, built-ins included.")
     strict: bool = Field(False, description="Make every broken, invalid or incompatible plug-in an error, chosen or not.")
 
@@ -121,7 +143,9 @@ class ServerConfig(Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port; 0 = any free one.")
-    api_key: str | None = Field(None, description="Bearer token that clients must send.")
+    api_key: str | None = Field(
+        None, description="Bearer token that clients must send; never printed.", repr=False, json_schema_extra={"writeOnly": True}
+    )
 
 
 class EngineConfig(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from slotwise.engine.core_request import EngineCoreRequest
@@ -24,6 +25,21 @@ class ModelExecutor(Protocol):
 
     def sample_tokens(self) -> ModelRunnerOutput:
         """Finish it: sample and return."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineStats:
+    """What an engine core is busy with."""
+
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_usable_blocks: int
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is left and no block is held."""
+        return not self.num_running and not self.num_waiting and self.num_free_blocks == self.num_usable_blocks
 
 
 class _Laps:
@@ -87,7 +103,7 @@ class EngineCore:
                 request_id=request.request_id,
                 prompt_token_ids=request.prompt_token_ids,
                 sampling_params=request.sampling_params,
-                eos_token_ids=request.eos_token_ids,
+                eos_token_ids=frozenset() if request.sampling_params.ignore_eos else request.eos_token_ids,
                 arrival_time=request.arrival_time,
                 arrival_index=self._num_arrivals,
                 priority=request.priority,
@@ -101,6 +117,15 @@ class EngineCore:
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests at once; unknown and ended ones are ignored."""
         self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+
+    def stats(self) -> EngineStats:
+        """Cheap; the numbers of this moment."""
+        return EngineStats(
+            num_running=len(self.scheduler.running),
+            num_waiting=self.scheduler.num_waiting,
+            num_free_blocks=self.scheduler.kv_cache.num_free_blocks,
+            num_usable_blocks=self.scheduler.kv_cache.num_usable_blocks,
+        )
 
     def abort_all(self) -> None:
         self.abort_requests(list(self.scheduler.requests))

@@ -33,11 +33,15 @@ class ComponentInUse:
     """Which component fills a slot, or a part of it."""
 
     slot: str
+    """`attention`, `scheduler`, ..."""
     part: str
     """A layer kind or phase of the attention slot; empty for the whole slot."""
     name: str
+    """The component's name."""
     distribution: str
+    """Who ships it."""
     version: str
+    """The distribution's version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +51,9 @@ class EngineInfo:
     model: str
     """Name or path of the model as the configuration gives it."""
     device: str
+    """torch's word: `cpu`, `cuda:1`."""
     dtype: str
+    """Dtype of the computation: `float32`, ..."""
     max_model_len: int
     """Longest sequence in tokens."""
     block_size: int
@@ -55,6 +61,7 @@ class EngineInfo:
     num_blocks: int
     """Usable blocks of the pool, the null block not counted."""
     components: Sequence[ComponentInUse] = ()
+    """What fills the slots."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +69,7 @@ class StepEvent:
     """One finished step. Everything it refers to belongs to the engine: read only, copy what is kept."""
 
     scheduler_output: SchedulerOutput
+    """What the step computed."""
     schedule_ms: float
     """Time spent deciding what to compute."""
     execute_ms: float
@@ -104,12 +112,17 @@ class RequestFinished:
     """A request that left the engine."""
 
     request_id: str
+    """The engine's id of the request."""
     reason: FinishReason
+    """Why it ended."""
     num_prompt_tokens: int
+    """Tokens of the prompt."""
     num_output_tokens: int
+    """Tokens generated."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
     num_preemptions: int = 0
+    """How often it lost its blocks and was recomputed."""
     metrics: RequestMetrics | None = None
     """Times, where the engine keeps them."""
 

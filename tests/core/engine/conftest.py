@@ -1,119 +1,98 @@
-"""A scheduler without a model: real KV manager, real policies, tokens made up by the test."""
+"""Small tokenizers of the kinds that exist, built in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
-from slotwise.engine.outputs import EngineCoreOutput
-from slotwise.engine.request import Request
-from slotwise.engine.scheduler import Scheduler, SchedulerLimits
-from slotwise.engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
-from slotwise.interfaces.kv_cache import KVCacheSetup, KVGroup
-from slotwise.interfaces.scheduler import SchedulerPolicy, SchedulerSetup
-from slotwise.sampling_params import SamplingParams
-from slotwise_plugins.kv_cache.manager import PagedKVCacheManager
-from slotwise_schedulers.fcfs import FcfsScheduler
-
-EOS = 7
+CORPUS = [
+    "Hello world, the quick brown fox jumps over the lazy dog. exaggerated exaggerating big exaggerated claims",
+    "ďábelské ódy, wörld, naïve café. 漢字かな交じり文。 مرحبا بالعالم 😀 👩‍👩‍👧 🇨🇿",
+    "a b c d e f g DEF GHI JKL Alice: Bob: \n\n def main():\n    return 1",
+]
 
 
-class SchedulerHarness:
-    """Plays front end and model runner for one scheduler."""
+def byte_level_tokenizer(**special: str) -> PreTrainedTokenizerFast:
+    """Byte-level BPE of ~400 tokens, one added plain token `<think>` and one special `<|x|>`."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False)
+    tokenizer.train_from_iterator(CORPUS * 3, trainer)
+    tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("</think>", special=False), AddedToken("é漢 x", special=False)])
+    tokenizer.add_special_tokens([AddedToken("<|x|>", special=True), AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
-    def __init__(
-        self,
-        *,
-        num_blocks: int = 100,
-        block_size: int = 4,
-        policy: type[SchedulerPolicy] = FcfsScheduler,
-        enable_prefix_caching: bool = True,
-        max_num_seqs: int = 16,
-        max_num_scheduled_tokens: int = 64,
-        max_model_len: int = 256,
-        **limits: bool | int,
-    ) -> None:
-        group = KVGroup(index=0, layer_names=("layer.0",), block_size=block_size, bytes_per_block=1)
-        self.kv_cache = PagedKVCacheManager(
-            KVCacheSetup(
-                groups=(group,),
-                num_blocks=num_blocks + 1,
-                max_model_len=max_model_len,
-                enable_prefix_caching=enable_prefix_caching,
-                hash_seed=b"seed",
-            )
-        )
-        self.scheduler = Scheduler(
-            SchedulerLimits(
-                max_num_seqs=max_num_seqs, max_num_scheduled_tokens=max_num_scheduled_tokens, max_model_len=max_model_len, **limits
-            ),
-            policy(
-                SchedulerSetup(
-                    max_num_seqs=max_num_seqs,
-                    max_num_scheduled_tokens=max_num_scheduled_tokens,
-                    max_model_len=max_model_len,
-                    block_size=block_size,
-                )
-            ),
-            self.kv_cache,
-        )
-        self._count = 0
 
-    def add(self, request_id: str, prompt: int | Iterable[int], *, max_tokens: int = 16, **kwargs: object) -> Request:
-        """A request with that many (distinct) prompt tokens, or with these."""
-        first = 1000 * (self._count + 1)
-        ids = list(range(first, first + prompt)) if isinstance(prompt, int) else list(prompt)
-        priority = kwargs.pop("priority", 0)
-        request = Request(
-            request_id=request_id,
-            prompt_token_ids=ids,
-            sampling_params=SamplingParams(max_tokens=max_tokens, **kwargs),
-            eos_token_ids=frozenset({EOS}),
-            arrival_time=float(self._count),
-            arrival_index=self._count,
-            priority=priority,
-        )
-        self._count += 1
-        self.scheduler.add_request(request)
-        return request
+def byte_fallback_tokenizer(*, strip: bool = True) -> PreTrainedTokenizerFast:
+    """SentencePiece-like BPE with `<0xNN>` tokens, as Llama 2 (strip) and Gemma (no strip) have it."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces = ["▁", "h", "e", "l", "o", "w", "r", "d", "a", "b", "c", "漢", "é", "�", ".", ",", "▁▁"]
+    merges = [("h", "e"), ("l", "l"), ("▁", "w"), ("▁w", "o"), ("▁", "he"), ("▁he", "ll"), ("▁hell", "o"), ("▁", "▁")]
+    words = [*pieces, *(left + right for left, right in merges)]
+    vocab = {token: index for index, token in enumerate(dict.fromkeys([*tokens, *words]))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first" if strip else "never", split=False)
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if strip else parts)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in tokens[:3]])
+    tokenizer.add_tokens([AddedToken("<think>", special=False)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
-    def sample(self, scheduled: SchedulerOutput, token: Callable[[Request], int]) -> ModelRunnerOutput:
-        """What the runner would return: a token for each request whose tokens are all computed."""
-        output = ModelRunnerOutput(request_ids=[], sampled_token_ids=[])
-        for request_id in scheduled.num_scheduled_tokens:
-            request = self.scheduler.requests[request_id]
-            done = request.num_computed_tokens >= request.num_tokens
-            output.request_ids.append(request_id)
-            output.sampled_token_ids.append([token(request)] if done else [])
-        return output
 
-    def step(self, token: Callable[[Request], int] = lambda _: 50) -> tuple[SchedulerOutput, list[EngineCoreOutput]]:
-        scheduled = self.scheduler.schedule()
-        assert sum(scheduled.num_scheduled_tokens.values()) == scheduled.total_num_scheduled_tokens
-        assert scheduled.total_num_scheduled_tokens <= self.scheduler.limits.max_num_scheduled_tokens
-        return scheduled, self.scheduler.update_from_output(scheduled, self.sample(scheduled, token))
+def unigram_tokenizer() -> PreTrainedTokenizerFast:
+    """Unigram with byte fallback and a Metaspace decoder."""
+    pieces = ["<unk>", "▁", "▁hello", "▁world", "he", "llo", "漢", "a", "b", "!"]
+    vocab = [(piece, -float(index)) for index, piece in enumerate([*pieces, *(f"<0x{byte:02X}>" for byte in range(256))])]
+    tokenizer = Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
-    def run(self, token: Callable[[Request], int] = lambda _: 50, max_steps: int = 2000) -> dict[str, list[int]]:
-        """Until nothing is left. Returns each request's tokens."""
-        tokens: dict[str, list[int]] = {}
-        for _ in range(max_steps):
-            if not self.scheduler.requests:
-                assert self.is_idle
-                return tokens
-            scheduled, outputs = self.step(token)
-            assert scheduled.num_scheduled_tokens, "nothing was scheduled though requests wait"
-            for output in outputs:
-                tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
-        raise AssertionError(f"not done after {max_steps} steps")
 
-    @property
-    def is_idle(self) -> bool:
-        """Nothing runs or waits, and no block is lost."""
-        scheduler = self.scheduler
-        return not scheduler.running and not scheduler.num_waiting and self.kv_cache.num_free_blocks == self.kv_cache.num_usable_blocks
+def word_piece_tokenizer() -> PreTrainedTokenizerFast:
+    vocab = {token: index for index, token in enumerate(["[UNK]", "[CLS]", "hello", "##lo", "##s", "world", ".", ",", "don", "'", "t"])}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens([AddedToken("[CLS]", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def suffix_bpe_tokenizer() -> PreTrainedTokenizerFast:
+    vocab = {token: index for index, token in enumerate(["a", "b</w>", "hello</w>", "wor", "ld</w>", "!</w>"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], end_of_word_suffix="</w>"))
+    tokenizer.decoder = decoders.BPEDecoder()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 @pytest.fixture(scope="session")
-def make_harness() -> type[SchedulerHarness]:
-    return SchedulerHarness
+def byte_level() -> PreTrainedTokenizerFast:
+    return byte_level_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def byte_fallback() -> PreTrainedTokenizerFast:
+    return byte_fallback_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def byte_level_with_bos() -> PreTrainedTokenizerFast:
+    """Adds <s> by itself, as Llama 3 does."""
+    tokenizer = byte_level_tokenizer(bos_token="<s>", eos_token="</s>")
+    bos = tokenizer.convert_tokens_to_ids("<s>")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    return tokenizer
+
+
+@pytest.fixture(scope="session", params=["byte_level", "byte_fallback", "byte_fallback_no_strip", "unigram", "word_piece", "suffix_bpe"])
+def any_tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+    return {
+        "byte_level": byte_level_tokenizer,
+        "byte_fallback": byte_fallback_tokenizer,
+        "byte_fallback_no_strip": lambda: byte_fallback_tokenizer(strip=False),
+        "unigram": unigram_tokenizer,
+        "word_piece": word_piece_tokenizer,
+        "suffix_bpe": suffix_bpe_tokenizer,
+    }[request.param]()

@@ -1,0 +1,88 @@
+"""An `Explanation` as JSON and as tables: pure functions over records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from slotwise.cli.explanation import Explanation, LayerChoice
+from slotwise.cli.failures import error_record
+from slotwise.cli.rendering import table
+from slotwise.plugin.resolution import Candidate, Resolution
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def explanation_record(explanation: Explanation) -> dict[str, Any]:
+    """Plain data; what `explain --json` prints."""
+    model = None if explanation.model is None else asdict(explanation.model)
+    if model is not None:
+        model["num_layers"] = len(model.pop("layers", ()))
+    return {
+        "slots": [resolution.to_dict() for resolution in explanation.resolutions],
+        "layers": [layer._asdict() for layer in explanation.layers],
+        "machine": None if explanation.machine is None else asdict(explanation.machine),
+        "model": model,
+        "dropped": [item.to_dict() for item in explanation.dropped],
+        "error": None if explanation.failure is None else error_record(explanation.failure),
+    }
+
+
+def render_explanation(explanation: Explanation) -> Iterator[RenderableType]:
+    """Lines and tables, in reading order."""
+    if explanation.model is not None:
+        yield f"model    {explanation.model.architecture}, {explanation.model.dtype}, {len(explanation.model.layers)} attention layers"
+    if explanation.machine is not None:
+        yield f"machine  {explanation.machine.device_type}: {explanation.machine.device_name}"
+    yield table(("slot", "asked", "chosen", "why"), [choice_row(resolution) for resolution in explanation.resolutions])
+    for resolution in explanation.resolutions:
+        yield ""
+        yield f"{resolution.where}: {len(resolution.candidates)} candidate{'' if len(resolution.candidates) == 1 else 's'}"
+        yield table(
+            ("  ", "name", "distribution", "verdict", "wanted", "offered", "change"),
+            [row for candidate in resolution.candidates for row in candidate_rows(candidate, resolution)],
+        )
+    if explanation.layers:
+        yield ""
+        yield table(("layers", "kind", "prefill", "decode"), layer_rows(explanation.layers))
+    for item in explanation.dropped:
+        yield f"Note: {item}"
+
+
+def choice_row(resolution: Resolution) -> tuple[str, ...]:
+    """Slot, what was asked, what was chosen, why."""
+    return (resolution.where, resolution.asked, resolution.chosen or "-", resolution.reason)
+
+
+def candidate_rows(candidate: Candidate, resolution: Resolution) -> list[tuple[str, ...]]:
+    """One row per refusal, or one that says how the candidate stands."""
+    head = ("*" if candidate.chosen else "", candidate.name, f"{candidate.distribution} {candidate.version}".strip())
+    if not candidate.refusals:
+        return [(*head, _verdict(candidate, resolution), "", "", "")]
+    blank = ("", "", "")
+    return [
+        (*(head if number == 0 else blank), f"refused: {refusal.predicate}", refusal.wanted, refusal.offered, refusal.change)
+        for number, refusal in enumerate(candidate.refusals)
+    ]
+
+
+def layer_rows(layers: Iterable[LayerChoice]) -> list[tuple[str, ...]]:
+    """One row per run of layers that are served alike: `first .. last (count)`."""
+    rows: list[tuple[str, ...]] = []
+    for (kind, prefill, decode), run in groupby(layers, key=lambda layer: (layer.kind, layer.prefill, layer.decode)):
+        names = [layer.name for layer in run]
+        title = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)})"
+        rows.append((title, kind, prefill, decode))
+    return rows
+
+
+def _verdict(candidate: Candidate, resolution: Resolution) -> str:
+    if candidate.chosen:
+        return "chosen"
+    if resolution.chosen is None:
+        return "not weighed"
+    rank = "" if candidate.preference is None else f", preference {candidate.preference}"
+    return f"fits{rank}"

@@ -1,0 +1,185 @@
+"""`AsyncLLM`: streaming inference for an event loop, in one process; the core runs in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slotwise.config.engine_config import EngineConfig
+from slotwise.config.loading import LoadedConfig
+from slotwise.engine.chat_template import apply_chat_template
+from slotwise.engine.engine_core import EngineStats
+from slotwise.engine.engine_thread import EngineThread
+from slotwise.engine.front_end import FrontEnd, LoadProgress, build_front_end, resolve_config
+from slotwise.engine.output_collector import RequestOutputCollector
+from slotwise.engine.outputs import EngineCoreOutput, RequestOutput
+from slotwise.engine.prompt_checks import Prompt
+from slotwise.errors import EngineDeadError
+from slotwise.interfaces.observer import ComponentInUse
+from slotwise.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class AsyncLLM:
+    """Arguments as for `LLM`. Belongs to the event loop in which the first request is made.
+
+    Text is made on the event loop, tokens in the engine's thread. If a step raises, all requests end with EngineDeadError and `is_alive`
+    becomes False.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: str | os.PathLike[str] | LoadedConfig | EngineConfig | None = None,
+        progress: LoadProgress | None = None,
+        **overrides: Any,
+    ) -> None:
+        self._set_up(build_front_end(resolve_config(model, config, overrides), progress))
+
+    @classmethod
+    def from_front_end(cls, front_end: FrontEnd) -> AsyncLLM:
+        """Around an engine that was built by hand (`engine.front_end.front_end_of`)."""
+        llm = cls.__new__(cls)
+        llm._set_up(front_end)
+        return llm
+
+    def _set_up(self, front_end: FrontEnd) -> None:
+        self.front_end = front_end
+        self._output_processor = front_end.output_processor
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = EngineThread(
+            front_end.core,
+            on_outputs=lambda outputs: self._on_loop(self._process, outputs),
+            on_refused=lambda request_id, error: self._on_loop(self._refuse, request_id, error),
+            on_death=lambda error: self._on_loop(self._die, error),
+        )
+        self._thread.start()
+
+    # -- facts ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        return self.front_end.tokenizer
+
+    @property
+    def model_name(self) -> str:
+        return self.front_end.model_name
+
+    @property
+    def max_model_len(self) -> int:
+        return self.front_end.max_model_len
+
+    @property
+    def components(self) -> Sequence[ComponentInUse]:
+        """Which component fills each slot."""
+        return self.front_end.components
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests can be served."""
+        return self._thread.is_alive
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the engine, if a step raised."""
+        return self._thread.error
+
+    def stats(self) -> EngineStats:
+        """What the core is busy with, between two steps or in the middle of one."""
+        return self.front_end.core.stats()
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Token ids of a conversation; options as for `chat_template.apply_chat_template`. Raises InvalidRequestError."""
+        return apply_chat_template(self.tokenizer, messages, **options)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        client_id: str | None = None,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yields outputs as `sampling_params.output_kind` says, the last one with `finished`. Leaving the generator early (close, cancel) aborts
+        the request. Raises InvalidRequestError, QueueFullError or EngineDeadError."""
+        self._bind_loop()
+        request = self.front_end.input_processor.process(
+            prompt,
+            sampling_params or SamplingParams(),
+            request_id=request_id,
+            priority=priority,
+            client_id=client_id,
+            cache_salt=cache_salt,
+            add_special_tokens=add_special_tokens,
+        )
+        collector = RequestOutputCollector(request.sampling_params.output_kind)
+        children = self._output_processor.add_request(request, collector)
+        finished = False
+        try:
+            for child in children:
+                self._thread.add_request(child)
+            while not finished:
+                output = await collector.get()
+                finished = output.finished
+                yield output
+        finally:
+            if not finished:
+                self._abort([request.request_id])
+
+    async def abort(self, request_id: str) -> None:
+        """End all requests of that id; each yields a last output with reason `abort`. Unknown ids are ignored."""
+        self._abort([request_id])
+
+    def shutdown(self) -> None:
+        """Abort what is left and end the engine's thread; requests in flight end with EngineDeadError."""
+        self._thread.stop()
+        self._output_processor.fail_all(EngineDeadError("The engine was shut down."))
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.shutdown()
+
+    # -- on the event loop ---------------------------------------------------------------------------------------------
+
+    def _bind_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise RuntimeError("This AsyncLLM belongs to another event loop; make one per loop.")
+
+    def _on_loop(self, function: Any, *arguments: Any) -> None:
+        """Called from the engine's thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _process(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        processed = self._output_processor.process(outputs)
+        if processed.request_ids_to_abort:
+            self._thread.abort_requests(processed.request_ids_to_abort)
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        ended = self._output_processor.abort(request_ids)
+        if ended:
+            self._thread.abort_requests(ended)
+
+    def _refuse(self, request_id: str, error: Exception) -> None:
+        lost = self._output_processor.fail(request_id, error)
+        self._thread.abort_requests(lost)
+
+    def _die(self, error: BaseException) -> None:
+        failure = EngineDeadError(f"The engine ended with {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        self._output_processor.fail_all(failure)

@@ -1,0 +1,109 @@
+"""What both front ends share: the configuration read, the engine built, the processors around the core."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slotwise.config.engine_config import EngineConfig
+from slotwise.config.loading import LoadedConfig, load_config
+from slotwise.engine.assembly import build_core, components_in_use
+from slotwise.engine.engine_core import EngineCore
+from slotwise.engine.input_processor import InputProcessor
+from slotwise.engine.output_processor import OutputProcessor
+from slotwise.engine.plan import EnginePlan, plan_engine
+from slotwise.errors import ConfigError
+from slotwise.interfaces.observer import ComponentInUse
+from slotwise.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LoadProgress = Callable[[str, int, int], None]
+"""(stage, done, total) -> None; the stage is `"weights"`."""
+
+FLAT_NAMES: Mapping[str, str] = {
+    "block_size": "kv_cache.block_size",
+    "chat_template": "model.chat_template",
+    "dtype": "model.dtype",
+    "enable_chunked_prefill": "scheduler.enable_chunked_prefill",
+    "enable_prefix_caching": "kv_cache.enable_prefix_caching",
+    "kv_cache_dtype": "kv_cache.dtype",
+    "long_prefill_token_threshold": "scheduler.long_prefill_token_threshold",
+    "max_logprobs": "sampler.max_logprobs",
+    "max_model_len": "model.max_model_len",
+    "max_num_batched_tokens": "scheduler.max_num_batched_tokens",
+    "max_num_seqs": "scheduler.max_num_seqs",
+    "num_gpu_blocks_override": "kv_cache.num_blocks",
+    "served_model_name": "model.served_name",
+    "tokenizer": "model.tokenizer",
+}
+"""Flat keyword of vLLM's `LLM(...)` -> our key, so that a caller switches by changing an import."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontEnd:
+    """A built engine and what stands around its core."""
+
+    plan: EnginePlan
+    core: EngineCore
+    tokenizer: PreTrainedTokenizerBase | None
+    input_processor: InputProcessor
+    output_processor: OutputProcessor
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.plan.config
+
+    @property
+    def model_name(self) -> str:
+        return self.config.model.served_name or str(self.config.model.source)
+
+    @property
+    def max_model_len(self) -> int:
+        return self.core.scheduler.limits.max_model_len
+
+    @property
+    def components(self) -> Sequence[ComponentInUse]:
+        return components_in_use(self.plan)
+
+
+def resolve_config(model: str | None, config: str | os.PathLike[str] | LoadedConfig | EngineConfig | None, overrides: Mapping[str, Any]) -> EngineConfig:
+    """The settings that a front end's arguments ask for. A loaded configuration takes no further overrides."""
+    keywords = {FLAT_NAMES.get(name, name): value for name, value in overrides.items()}
+    if model is not None:
+        keywords["model.source"] = os.fspath(model)
+    if isinstance(config, LoadedConfig | EngineConfig):
+        if keywords:
+            raise ConfigError(f"A loaded configuration is complete; give {', '.join(sorted(keywords))} when it is loaded.")
+        return config.config if isinstance(config, LoadedConfig) else config
+    return load_config(config, overrides=keywords).config
+
+
+def build_front_end(config: EngineConfig, progress: LoadProgress | None = None) -> FrontEnd:
+    """Plan and build everything. Raises ConfigError, PluginError or ModelLoadError before anything runs."""
+    return front_end_of(plan_engine(config), progress)
+
+
+def front_end_of(plan: EnginePlan, progress: LoadProgress | None = None, *, load_weights: bool = True) -> FrontEnd:
+    """Build what a plan decided."""
+    config, source = plan.config, plan.source
+    tokenizer = None
+    if source is not None:
+        tokenizer = load_tokenizer(source, override=config.model.tokenizer, chat_template=config.model.chat_template)
+    core = build_core(plan, None if progress is None else lambda done, total: progress("weights", done, total), load_weights=load_weights)
+    assert source is not None
+    assert plan.model is not None
+    input_processor = InputProcessor(
+        tokenizer=tokenizer,
+        vocab_size=plan.model.vocab_size,
+        max_model_len=config.model.max_model_len or plan.model.max_model_len,
+        max_kv_tokens=core.scheduler.kv_cache.max_request_tokens(),
+        max_logprobs=config.sampler.max_logprobs,
+        eos_token_ids=source.eos_token_ids,
+    )
+    return FrontEnd(
+        plan=plan, core=core, tokenizer=tokenizer, input_processor=input_processor, output_processor=OutputProcessor(tokenizer)
+    )

@@ -1,0 +1,151 @@
+"""Prompts and parameters from outside -> `EngineCoreRequest`, everything checked that can be known before the first step.
+
+A request that passes cannot fail later for what it asks. What this file does not know: scheduling, other requests, HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from slotwise.engine.bad_words import tokenize_bad_words
+from slotwise.engine.core_request import EngineCoreRequest
+from slotwise.engine.prompt_checks import Prompt, check_token_ids, split_prompt
+from slotwise.errors import InvalidRequestError, PromptTooLongError
+from slotwise.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class InputProcessor:
+    """One per engine; safe to call from several threads. All refusals are InvalidRequestError (PromptTooLongError for lengths)."""
+
+    def __init__(
+        self,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None,
+        vocab_size: int,
+        max_model_len: int,
+        max_kv_tokens: int | None = None,
+        max_logprobs: int = 20,
+        eos_token_ids: frozenset[int] = frozenset(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """vocab_size: rows of the model's logits. max_kv_tokens: tokens one request can have in the KV cache when it has all of it, None =
+        no limit. max_logprobs: -1 = the whole vocabulary. tokenizer None: prompts come as ids and outputs have no text."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._max_kv_tokens = max_kv_tokens
+        self._max_logprobs = max_logprobs
+        self._eos_token_ids = eos_token_ids
+        self._clock = clock
+
+    def process(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        client_id: str | None = None,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> EngineCoreRequest:
+        """prompt: text, token ids, or a mapping with `prompt`, `prompt_token_ids` (which win) or both. request_id: the caller's, any
+        string, need not be unique. cache_salt: requests share cached prefixes only with those of the same salt.
+
+        A sequence has room for max_model_len = L tokens. A prompt of L or more is refused; one of L - 1 gets exactly one token; max_tokens
+        None means L - prompt, and a larger max_tokens is cut to that, so such a request ends with `length`. The KV cache limits in the same
+        way; the last token of an output needs no room there.
+        """
+        text, token_ids = split_prompt(prompt)
+        if token_ids is None:
+            token_ids = self._tokenize(text or "", add_special_tokens)
+        self._check_prompt(token_ids)
+        resolved = self._resolve(params, len(token_ids))
+        external_id = request_id if request_id is not None else uuid.uuid4().hex
+        return EngineCoreRequest(
+            request_id=f"{external_id}-{uuid.uuid4().hex[:8]}",
+            external_id=external_id,
+            prompt=text,
+            prompt_token_ids=token_ids,
+            sampling_params=resolved,
+            eos_token_ids=self._eos_token_ids,
+            bad_words_token_ids=self._bad_words(resolved.bad_words),
+            arrival_time=self._clock() if arrival_time is None else arrival_time,
+            priority=priority,
+            client_id=client_id,
+            cache_salt=cache_salt,
+        )
+
+    def _tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
+        if self._tokenizer is None:
+            raise InvalidRequestError("The prompt is text, but this engine has no tokenizer; give prompt_token_ids.", param="prompt")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = f"The prompt is not valid text: {error}. Replace lone surrogates."
+            raise InvalidRequestError(message, param="prompt") from error
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+
+    def _check_prompt(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise InvalidRequestError("The prompt is empty: it has no token; give at least one.", param="prompt")
+        check_token_ids(token_ids, self._vocab_size)
+        num_tokens = len(token_ids)
+        if num_tokens >= self._max_model_len:
+            raise PromptTooLongError(
+                f"The prompt has {num_tokens} tokens, but the context holds {self._max_model_len}, prompt and output together; "
+                f"give at most {self._max_model_len - 1}.",
+                param="prompt",
+            )
+        if self._max_kv_tokens is not None and num_tokens > self._max_kv_tokens:
+            raise PromptTooLongError(
+                f"The prompt has {num_tokens} tokens, but the whole KV cache holds {self._max_kv_tokens}; shorten the prompt or give the "
+                "engine a larger cache (kv_cache.num_blocks).",
+                param="prompt",
+            )
+
+    def _resolve(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        resolved = params.clone()
+        room = self._max_model_len - num_prompt_tokens
+        if self._max_kv_tokens is not None:
+            room = min(room, self._max_kv_tokens - num_prompt_tokens + 1)
+        resolved.max_tokens = room if resolved.max_tokens is None else min(resolved.max_tokens, room)
+        resolved.min_tokens = min(resolved.min_tokens, resolved.max_tokens)
+        self._check_logprobs("logprobs", resolved.logprobs)
+        self._check_logprobs("prompt_logprobs", resolved.prompt_logprobs)
+        self._check_ids("stop_token_ids", resolved.stop_token_ids)
+        self._check_ids("allowed_token_ids", resolved.allowed_token_ids or ())
+        self._check_ids("logit_bias", tuple(resolved.logit_bias or ()))
+        if resolved.stop and self._tokenizer is None:
+            raise InvalidRequestError("stop needs text, but this engine has no tokenizer; use stop_token_ids.", param="stop")
+        return resolved
+
+    def _check_logprobs(self, name: str, wanted: int | None) -> None:
+        if wanted is None:
+            return
+        limit = self._vocab_size if self._max_logprobs == -1 else min(self._max_logprobs, self._vocab_size)
+        if (self._vocab_size if wanted == -1 else wanted) > limit:
+            raise InvalidRequestError(
+                f"{name} is {wanted}, but at most {limit} are given per token; ask for fewer or raise sampler.max_logprobs.", param=name
+            )
+
+    def _check_ids(self, name: str, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            if token_id >= self._vocab_size:
+                raise InvalidRequestError(
+                    f"{name} has id {token_id}, but the model's vocabulary has ids 0 .. {self._vocab_size - 1}.", param=name
+                )
+
+    def _bad_words(self, words: list[str]) -> list[list[int]]:
+        if not words:
+            return []
+        if self._tokenizer is None:
+            raise InvalidRequestError("bad_words needs text, but this engine has no tokenizer.", param="bad_words")
+        return tokenize_bad_words(self._tokenizer, words)

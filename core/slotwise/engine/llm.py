@@ -1,0 +1,168 @@
+"""`LLM`: offline inference. The names are those of vLLM's public API, so that a caller switches by changing an import."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slotwise.config.engine_config import EngineConfig
+from slotwise.config.loading import LoadedConfig
+from slotwise.engine.chat_template import apply_chat_template
+from slotwise.engine.front_end import FrontEnd, LoadProgress, build_front_end, resolve_config
+from slotwise.engine.llm_engine import LLMEngine
+from slotwise.engine.outputs import RequestOutput
+from slotwise.engine.progress import progress_bar
+from slotwise.engine.prompt_checks import Prompt
+from slotwise.errors import InvalidRequestError
+from slotwise.interfaces.observer import ComponentInUse
+from slotwise.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model and the engine around it, in this process.
+
+    model: a directory, a .gguf file or a known name (`slotwise models`). config: a file, or a loaded configuration. overrides: settings by
+    section (`attention="torch_sdpa"`, `scheduler={"use": "priority"}`, `kv_cache={"block_size": 32}`), or by vLLM's flat names
+    (`max_model_len`, `max_num_seqs`, `enable_prefix_caching`, ...). progress: called while weights load. Raises ConfigError, PluginError or
+    ModelLoadError before anything runs.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: str | os.PathLike[str] | LoadedConfig | EngineConfig | None = None,
+        progress: LoadProgress | None = None,
+        **overrides: Any,
+    ) -> None:
+        self._set_up(build_front_end(resolve_config(model, config, overrides), progress))
+
+    @classmethod
+    def from_front_end(cls, front_end: FrontEnd) -> LLM:
+        """Around an engine that was built by hand (`engine.front_end.front_end_of`)."""
+        llm = cls.__new__(cls)
+        llm._set_up(front_end)
+        return llm
+
+    def _set_up(self, front_end: FrontEnd) -> None:
+        self.front_end = front_end
+        self.engine = LLMEngine(front_end)
+        self._request_ids = itertools.count()
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        return self.front_end.tokenizer
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase | None:
+        return self.front_end.tokenizer
+
+    @property
+    def model_name(self) -> str:
+        return self.front_end.model_name
+
+    @property
+    def max_model_len(self) -> int:
+        return self.front_end.max_model_len
+
+    @property
+    def components(self) -> Sequence[ComponentInUse]:
+        """Which component fills each slot."""
+        return self.front_end.components
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: int | Sequence[int] = 0,
+        add_special_tokens: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete all prompts together; one output per prompt, in their order.
+
+        prompts: one prompt or a list; a prompt is a text, a list of ids, or a mapping with `prompt` or `prompt_token_ids`. sampling_params and
+        priority: one for all, or one per prompt. Raises InvalidRequestError if a prompt or its parameters cannot be served; then none of the
+        call's prompts runs.
+        """
+        listed = _as_prompts(prompts)
+        params = _one_each(sampling_params or SamplingParams(), len(listed), "sampling_params")
+        priorities = _one_each(priority, len(listed), "priority")
+        external_ids = [str(next(self._request_ids)) for _ in listed]
+        internal_ids: list[str] = []
+        try:
+            for request_id, prompt, each, rank in zip(external_ids, listed, params, priorities, strict=True):
+                internal_ids.append(
+                    self.engine.add_request(prompt, each, priority=rank, add_special_tokens=add_special_tokens, request_id=request_id)
+                )
+            return self._run(external_ids, use_tqdm=use_tqdm)
+        except BaseException as error:
+            self.engine.discard_requests(internal_ids, error)
+            raise
+
+    def _run(self, request_ids: Sequence[str], *, use_tqdm: bool) -> list[RequestOutput]:
+        """Step until these requests have ended. Outputs of others, added through `engine`, are not kept."""
+        finished: dict[str, RequestOutput | None] = dict.fromkeys(request_ids)
+        with progress_bar("Prompts", len(request_ids), enabled=use_tqdm and len(request_ids) > 1) as advance:
+            while None in finished.values():
+                for output in self.engine.step():
+                    if output.finished and output.request_id in finished:
+                        finished[output.request_id] = output
+                        advance(1)
+        return [output for output in finished.values() if output is not None]
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several together. messages: `[{"role": "user", "content": "..."}]`, or a list of such lists."""
+        is_one = not messages or isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if is_one else messages
+        prompts = [
+            self.encode_chat(conversation, chat_template=chat_template, add_generation_prompt=add_generation_prompt)
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def encode_chat(self, messages: Messages, *, chat_template: str | None = None, add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation under the chat template. Raises InvalidRequestError."""
+        return apply_chat_template(
+            self.tokenizer, messages, chat_template=chat_template, add_generation_prompt=add_generation_prompt
+        )
+
+    def shutdown(self) -> None:
+        """Abort what is left and tell the observers."""
+        self.engine.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+
+def _as_prompts(prompts: Any) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping) or (isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int)):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or not prompts:
+        raise InvalidRequestError("There is no prompt; give a text, a list of token ids, or a list of prompts.", param="prompt")
+    return list(prompts)
+
+
+def _one_each(value: Any, count: int, name: str) -> list[Any]:
+    if not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidRequestError(f"{name} has {len(value)} entries for {count} prompts; give one, or one per prompt.", param=name)
+    return list(value)

@@ -1,0 +1,213 @@
+"""From a configuration to what will run: which component fills each slot and each layer, before a single weight is read.
+
+`plan_engine` is what `slotwise explain` shows and what `assembly.build_engine` builds; nothing else decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from slotwise.config.engine_config import AttentionConfig, EngineConfig, SlotConfig
+from slotwise.errors import ConfigError
+from slotwise.interfaces.attention import DECODE, PREFILL, AttentionLayer
+from slotwise.interfaces.model import Model, ModelDescription, ModelSetup
+from slotwise.model_source import ModelSource, find_model
+from slotwise.plugin.contract import import_implementation
+from slotwise.plugin.machine import MachineDescription, describe_machine
+from slotwise.plugin.options import validate_options
+from slotwise.plugin.registry import ComponentRegistry
+from slotwise.plugin.resolution import Resolution
+from slotwise.plugin.resolver import resolve_attention, resolve_slot
+from slotwise.plugin.states import LoadedComponent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """A component that will run, with its options."""
+
+    loaded: LoadedComponent
+    options: BaseModel | None
+
+    @property
+    def name(self) -> str:
+        return self.loaded.component.name
+
+    def implementation(self) -> type[Any]:
+        """Import the class. Raises ContractError or ComponentUnavailableError."""
+        return import_implementation(self.loaded)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerPlan:
+    """Who serves one attention layer."""
+
+    name: str
+    kind: str
+    prefill: str
+    decode: str
+    """Names of attention components."""
+
+
+@dataclass(kw_only=True, slots=True)
+class EnginePlan:
+    """Everything that is decided before the engine is built. Without `model.source` only slots chosen by name are."""
+
+    config: EngineConfig
+    registry: ComponentRegistry
+    machine: MachineDescription
+    source: ModelSource | None = None
+    model: ModelDescription | None = None
+    model_instance: Model | None = field(default=None, repr=False)
+    """Built without parameters, to learn its layers; the engine loads this very object."""
+    components: dict[str, Chosen] = field(default_factory=dict)
+    """Slot -> component; the attention slot is in `attention`."""
+    attention: dict[str, Chosen] = field(default_factory=dict)
+    """Component name -> component, those that serve some layer."""
+    observers: dict[str, Chosen] = field(default_factory=dict)
+    resolutions: tuple[Resolution, ...] = ()
+    layers: tuple[LayerPlan, ...] = ()
+    needs_model: tuple[str, ...] = ()
+    """Slots left open because the configuration names no model."""
+
+
+def plan_engine(config: EngineConfig) -> EnginePlan:
+    """Resolve every slot. Raises ConfigError, PluginError or ModelLoadError; each names what to change."""
+    registry = ComponentRegistry(allow=config.plugins.allow, block=config.plugins.block, strict=config.plugins.strict)
+    plan = EnginePlan(config=config, registry=registry, machine=describe_machine(config.device))
+    _check_limits(config)
+    for slot, section in (("scheduler", config.scheduler), ("kv_cache", config.kv_cache)):
+        _resolve(plan, slot, section)
+    _resolve(plan, "sampler", config.sampler, logprobs_mode=config.sampler.logprobs_mode)
+    for name in config.observers.use:
+        loaded = registry.get("observer", name)
+        options = validate_options(loaded, config.observers.options.get(name, {}), prefix=f"observers.options.{name}")
+        plan.observers[name] = Chosen(loaded=loaded, options=options)
+    if config.model.source is None:
+        plan.needs_model = ("model", "weights", "attention")
+        return plan
+    _plan_model(plan, find_model(config.model.source))
+    _plan_attention(plan)
+    return plan
+
+
+def _check_limits(config: EngineConfig) -> None:
+    scheduler = config.scheduler
+    if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+        raise ConfigError(
+            f"scheduler.max_num_batched_tokens is {scheduler.max_num_batched_tokens} and scheduler.max_num_seqs is {scheduler.max_num_seqs}: "
+            "each running request needs one token per step. Raise the former or lower the latter.",
+            key="scheduler.max_num_batched_tokens",
+        )
+
+
+def _resolve(plan: EnginePlan, slot: str, section: SlotConfig, **needs: Any) -> Chosen:
+    resolution = resolve_slot(slot, use=section.use, states=plan.registry.candidates(slot, section.use), machine=plan.machine, **needs)
+    return _take(plan, resolution, section.options, prefix=f"{slot}.options")
+
+
+def _take(plan: EnginePlan, resolution: Resolution, options: Mapping[str, Any], *, prefix: str) -> Chosen:
+    assert resolution.chosen is not None  # the resolver raises otherwise
+    plan.resolutions += (resolution,)
+    loaded = plan.registry.get(resolution.slot, resolution.chosen)
+    chosen = Chosen(loaded=loaded, options=validate_options(loaded, options, prefix=prefix))
+    if resolution.slot != "attention":
+        plan.components[resolution.slot] = chosen
+    return chosen
+
+
+def _plan_model(plan: EnginePlan, source: ModelSource) -> None:
+    """Choose model and weights, and build the model without parameters to learn its layers."""
+    config = plan.config
+    dtype = config.model.dtype
+    if dtype == "auto":
+        dtype = "float32" if plan.machine.device_type == "cpu" else source.dtype
+    description = ModelDescription(
+        architecture=source.architecture,
+        dtype=dtype,
+        vocab_size=source.vocab_size,
+        max_model_len=source.max_model_len,
+        layers=(),
+        weights_suffix=source.weights_suffix,
+    )
+    chosen = _resolve(plan, "model", config.model, model=description)
+    model: Model = chosen.implementation()(
+        ModelSetup(hf_config=source.hf_config, dtype=dtype, device=plan.machine.device_type, seed=config.seed, options=chosen.options)
+    )
+    plan.source = source
+    plan.model_instance = model
+    plan.model = dataclasses.replace(description, vocab_size=model.vocab_size, layers=model.attention_layers)
+    _resolve(plan, "weights", config.weights, model=plan.model)
+
+
+def _plan_attention(plan: EnginePlan) -> None:
+    """A backend for each layer and phase: `per_kind` first, then `per_phase`, then `use`."""
+    assert plan.model is not None
+    section = plan.config.attention
+    served: dict[str, list[AttentionLayer]] = {}
+    for layer in plan.model.layers:
+        for phase in (PREFILL, DECODE):
+            members = served.setdefault(_part(section, layer, phase), [])
+            if layer not in members:
+                members.append(layer)
+    backend_of_part = {part: _resolve_backend(plan, part, layers) for part, layers in served.items()}
+    plan.layers = tuple(
+        LayerPlan(
+            name=layer.name,
+            kind=layer.kind,
+            prefill=backend_of_part[_part(section, layer, PREFILL)],
+            decode=backend_of_part[_part(section, layer, DECODE)],
+        )
+        for layer in plan.model.layers
+    )
+    _refuse_fused_splits(plan)
+
+
+def _part(section: AttentionConfig, layer: AttentionLayer, phase: str) -> str:
+    """Which entry of `[attention]` decides for a layer in a phase; empty for `use`."""
+    if layer.kind in section.per_kind:
+        return layer.kind
+    return phase if phase in section.per_phase else ""
+
+
+def _resolve_backend(plan: EnginePlan, part: str, layers: Sequence[AttentionLayer]) -> str:
+    config = plan.config
+    choices: dict[str, SlotConfig] = {**config.attention.per_kind, **config.attention.per_phase}
+    choice = choices[part] if part else config.attention
+    assert plan.model is not None
+    resolution = resolve_attention(
+        use=choice.use,
+        states=plan.registry.candidates("attention", choice.use),
+        machine=plan.machine,
+        model=plan.model,
+        layers=layers,
+        part=part,
+        kv_dtype=config.kv_cache.dtype,
+        block_size=config.kv_cache.block_size,
+        kv_layout=config.kv_cache.layout,
+    )
+    where = f"per_{'kind' if part in config.attention.per_kind else 'phase'}.{part}." if part else ""
+    chosen = _take(plan, resolution, choice.options, prefix=f"attention.{where}options")
+    known = plan.attention.setdefault(chosen.name, chosen)
+    if known.options != chosen.options:
+        raise ConfigError(
+            f"attention: {chosen.name} is named twice with different options; one engine runs one instance per KV group. Give both the same.",
+            key=f"attention.{where}options",
+        )
+    return chosen.name
+
+
+def _refuse_fused_splits(plan: EnginePlan) -> None:
+    """A backend that writes KV inside its forward cannot share a layer with another: neither would see the other's tokens in time."""
+    for layer in plan.layers:
+        for name in {layer.prefill, layer.decode} if layer.prefill != layer.decode else ():
+            if plan.attention[name].loaded.component.capabilities.fused_kv_write:
+                raise ConfigError(
+                    f"attention.per_phase gives {layer.name} to {layer.prefill} (prefill) and {layer.decode} (decode), but {name} writes the KV "
+                    "cache inside its forward and must serve both phases. Choose one that writes it separately.",
+                    key="attention.per_phase",
+                )

@@ -1,0 +1,97 @@
+"""What the output processor keeps of one caller's request: its n completions, and how they become `RequestOutput`s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from slotwise.engine.core_request import EngineCoreRequest
+from slotwise.engine.detokenizer import TextDecoder
+from slotwise.engine.logprobs import prompt_logprobs
+from slotwise.engine.output_state import CompletionState
+from slotwise.engine.outputs import CompletionOutput, EngineCoreOutput, Logprob, RequestMetrics, RequestOutput
+from slotwise.sampling_params import OutputKind
+
+
+class OutputSink(Protocol):
+    """Where a request's outputs go, such as a `RequestOutputCollector`; called on the thread that processes outputs."""
+
+    def put(self, output: RequestOutput | BaseException) -> None: ...
+
+
+class RequestState:
+    """One request as its caller sees it."""
+
+    def __init__(
+        self, request: EngineCoreRequest, children: list[EngineCoreRequest], decoder: TextDecoder | None, sink: OutputSink | None
+    ) -> None:
+        self.request_id = request.request_id
+        self.external_id = request.external_id
+        self.sink = sink
+        self.states = [CompletionState(child, index, decoder) for index, child in enumerate(children)]
+        self.num_unfinished = len(children)
+        self.error: str | None = None
+        self._request = request
+        self._kind = request.sampling_params.output_kind
+        self._token_text: Callable[[int], str] | None = None if decoder is None else decoder.token_text
+        self._completions: list[CompletionOutput | None] = [None] * len(children)
+        """The last one sent of each, for CUMULATIVE and FINAL_ONLY outputs, which carry all."""
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._num_cached_tokens = 0
+        self._metrics = RequestMetrics(arrival_time=request.arrival_time)
+
+    def note(self, state: CompletionState, output: EngineCoreOutput, now: float) -> None:
+        """Takes in what concerns the request as a whole. Cached tokens are those of completion 0: the others find what it computed."""
+        if self._metrics.first_token_time is None and output.new_token_ids:
+            self._metrics.first_token_time = now
+        if state.index == 0:
+            self._num_cached_tokens = max(output.num_cached_tokens, 0)
+        if output.error is not None:
+            self.error = output.error
+        wanted = self._request.sampling_params.prompt_logprobs
+        if output.new_prompt_logprobs is not None and wanted is not None:
+            self._prompt_logprobs = prompt_logprobs(output.new_prompt_logprobs, wanted, self._token_text)
+
+    def note_finished(self, now: float) -> None:
+        """One more completion has ended."""
+        self.num_unfinished -= 1
+        self._metrics.finished_time = now
+
+    def next_output(self) -> RequestOutput | None:
+        """What is to be sent now, None if nothing. DELTA: completions with something new. CUMULATIVE: all that have begun, as last sent.
+        FINAL_ONLY: all, when the last has ended."""
+        is_last = self.num_unfinished == 0
+        if self._kind is OutputKind.FINAL_ONLY and not is_last:
+            return None
+        news = [completion for state in self.states if (completion := self._next_completion(state)) is not None]
+        if not news:
+            return None
+        if self._kind is OutputKind.DELTA:
+            outputs = news
+        else:
+            for completion in news:
+                self._completions[completion.index] = completion
+            outputs = [completion for completion in self._completions if completion is not None]
+        output = RequestOutput(
+            request_id=self.external_id,
+            prompt=self._request.prompt,
+            prompt_token_ids=self._request.prompt_token_ids,
+            outputs=outputs,
+            finished=is_last,
+            num_cached_tokens=self._num_cached_tokens,
+            prompt_logprobs=self._prompt_logprobs,
+            error=self.error,
+            metrics=self._metrics,
+        )
+        if self._kind is OutputKind.DELTA:
+            self._prompt_logprobs = None
+        return output
+
+    def _next_completion(self, state: CompletionState) -> CompletionOutput | None:
+        sent = self._completions[state.index]
+        if sent is not None and sent.finished:
+            return None
+        completion = state.next_completion()
+        if completion is not None and self._kind is OutputKind.DELTA and completion.finished:
+            self._completions[state.index] = completion
+        return completion

@@ -1,0 +1,178 @@
+"""From what the user calls a model to its files and facts: a directory, a .gguf file, or a known name. Nothing is ever downloaded, and no
+code that comes with a model is run.
+
+What this file does not know: parameters, how a model is built.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from slotwise.errors import ModelLoadError
+from slotwise.known_models import KNOWN_MODELS
+from slotwise.plugin.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+GGUF_SUFFIX = ".gguf"
+SAFETENSORS_SUFFIX = ".safetensors"
+DEFAULT_MAX_MODEL_LEN = 2048
+"""For the few configs that state no limit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSource:
+    """A model's files, and what its config says."""
+
+    name: str
+    """What the user asked for."""
+    path: Path
+    """The directory or the .gguf file."""
+    kind: Literal["directory", "gguf"]
+    hf_config: PretrainedConfig
+    weights_path: Path | None
+    """What a weights component opens: the directory, or the .gguf file. None if there are no weight files."""
+    weights_suffix: str | None
+    tokenizer_path: Path
+    """Directory with the tokenizer's files, if there are any."""
+    eos_token_ids: frozenset[int]
+    """Every id that ends a sequence: of the generation config, the config and the tokenizer."""
+
+    @property
+    def architecture(self) -> str:
+        """Hugging Face's name of the model class, e.g. `LlamaForCausalLM`."""
+        named = getattr(self.hf_config, "architectures", None)
+        if named:
+            return str(named[0])
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+        return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(self.hf_config.model_type, self.hf_config.model_type))
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.hf_config.get_text_config().vocab_size)
+
+    @property
+    def max_model_len(self) -> int:
+        """The model's own limit in positions. Where the rotary embedding is scaled the config states the scaled limit already."""
+        limit = getattr(self.hf_config.get_text_config(), "max_position_embeddings", None)
+        return int(limit) if limit else DEFAULT_MAX_MODEL_LEN
+
+    @property
+    def dtype(self) -> str:
+        """The dtype the checkpoint was made in, float32 where the config does not say."""
+        stated = getattr(self.hf_config, "dtype", None)
+        return "float32" if stated is None else str(stated).removeprefix("torch.")
+
+
+def find_model(source: str) -> ModelSource:
+    """Look a model up. Raises ModelLoadError: unknown name, nothing there, or a config that cannot be read."""
+    if source in KNOWN_MODELS:
+        return _from_gguf(source, KNOWN_MODELS[source].locate())
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _from_directory(source, path)
+    if path.is_file() and path.suffix == GGUF_SUFFIX:
+        return _from_gguf(source, path)
+    if path.is_file():
+        raise ModelLoadError(f"Model {source!r} is a file, but no {GGUF_SUFFIX} file; give such a file, or the model's directory.")
+    raise ModelLoadError(
+        f"There is no model {source!r}.{did_you_mean(source, KNOWN_MODELS)} A model is a directory with config.json, a {GGUF_SUFFIX} file, "
+        f"or a known name ({', '.join(KNOWN_MODELS)}). Models are never downloaded here: fetch its files first and give their directory."
+    )
+
+
+def _from_gguf(name: str, path: Path) -> ModelSource:
+    from slotwise.gguf_metadata import derived_model_files
+
+    folder = derived_model_files(path)
+    return ModelSource(
+        name=name,
+        path=path,
+        kind="gguf",
+        hf_config=_read_config(folder),
+        weights_path=path,
+        weights_suffix=GGUF_SUFFIX,
+        tokenizer_path=folder,
+        eos_token_ids=_eos_token_ids(folder),
+    )
+
+
+def _from_directory(name: str, path: Path) -> ModelSource:
+    if not (path / "config.json").is_file():
+        ggufs = sorted(path.glob(f"*{GGUF_SUFFIX}"))
+        hint = f"give one of its files: {', '.join(str(file) for file in ggufs)}" if ggufs else "give the directory that holds it"
+        raise ModelLoadError(f"Model directory {path} holds no config.json; {hint}.")
+    weights_path, suffix = _weight_files(path)
+    return ModelSource(
+        name=name,
+        path=path,
+        kind="directory",
+        hf_config=_read_config(path),
+        weights_path=weights_path,
+        weights_suffix=suffix,
+        tokenizer_path=path,
+        eos_token_ids=_eos_token_ids(path),
+    )
+
+
+def _weight_files(path: Path) -> tuple[Path | None, str | None]:
+    if any(path.glob(f"*{SAFETENSORS_SUFFIX}*")):
+        return path, SAFETENSORS_SUFFIX
+    ggufs = sorted(path.glob(f"*{GGUF_SUFFIX}"))
+    return (ggufs[0], GGUF_SUFFIX) if len(ggufs) == 1 else (None, None)
+
+
+def _read_config(folder: Path) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise ModelLoadError(
+            f"{folder / 'config.json'} cannot be used: {error} Known are the model types of the installed transformers; code that comes "
+            "with a model is never run."
+        ) from error
+
+
+def _eos_token_ids(folder: Path) -> frozenset[int]:
+    ids: set[int] = set()
+    for file_name in ("generation_config.json", "config.json"):
+        ids |= _ids(_read_json(folder / file_name).get("eos_token_id"))
+    return frozenset(ids | _tokenizer_eos_ids(folder))
+
+
+def _ids(value: Any) -> set[int]:
+    return {item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int) and not isinstance(item, bool)}
+
+
+def _tokenizer_eos_ids(folder: Path) -> set[int]:
+    """Id of the tokenizer's EOS token, which is named in one file and numbered in another."""
+    token = _read_json(folder / "tokenizer_config.json").get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    if text is None:
+        return set()
+    return {entry["id"] for entry in _added_tokens(folder) if entry.get("content") == text and isinstance(entry.get("id"), int)}
+
+
+def _added_tokens(folder: Path) -> Iterable[dict[str, Any]]:
+    entries = _read_json(folder / "tokenizer.json").get("added_tokens")
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, {} where there is no such file. Raises ModelLoadError naming a file that is broken."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}. Fetch the file again.") from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{path} is not a JSON object. Fetch the file again.")
+    return content

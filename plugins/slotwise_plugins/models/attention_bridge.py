@@ -1,0 +1,73 @@
+"""The one attention function that transformers calls for every model run by Slotwise, and what it does with the call.
+
+A model gets an `AttentionHandler` with each forward, as the keyword argument `slotwise_attention`, which transformers hands on to
+every attention call untouched; so no state lives here, and several models may run in one process.
+
+What this file does not know: backends, caches, how a model is built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final, Protocol
+
+import torch
+from transformers import AttentionInterface
+
+from slotwise.interfaces.model import AttentionContext
+
+IMPLEMENTATION_NAME: Final = "slotwise"
+"""Value of `attn_implementation` that leads here."""
+HANDLER_ARGUMENT: Final = "slotwise_attention"
+
+
+class AttentionHandler(Protocol):
+    """Answers one layer's attention call."""
+
+    def attend(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, facts: dict[str, Any]
+    ) -> torch.Tensor:
+        """Returns [1, num_tokens, num_heads, head_dim].
+
+        query: [1, num_heads, num_tokens, head_dim]; key, value: [1, num_kv_heads, num_tokens, head_dim], after rotary embedding. facts: the
+        remaining keyword arguments of the call.
+        """
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineAttention:
+    """Hands each call to the engine's context."""
+
+    context: AttentionContext
+    layer_indices: dict[torch.nn.Module, int]
+    """Attention module -> `AttentionLayer.index`."""
+
+    def attend(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, facts: dict[str, Any]
+    ) -> torch.Tensor:
+        sinks = facts.get("s_aux")
+        output = self.context.attend(
+            self.layer_indices[module],
+            query[0].transpose(0, 1),
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
+            sinks=None if sinks is None else sinks.float(),
+        )
+        return output[None]
+
+
+def slotwise_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    _attention_mask: torch.Tensor | None,
+    **facts: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention function in transformers' convention. The mask is always None: visibility follows from the engine's metadata."""
+    handler: AttentionHandler = facts.pop(HANDLER_ARGUMENT)
+    return handler.attend(module, query, key, value, facts), None
+
+
+AttentionInterface.register(IMPLEMENTATION_NAME, slotwise_attention)
+# No mask function is registered under the name: transformers then builds no mask, which over the packed row would cost its length squared.

@@ -1,0 +1,72 @@
+"""`transformers` model: any decoder-only causal LM of the transformers library, with its attention answered by the engine.
+
+All requests lie in one row [1, num_tokens] without padding; positions tell the model where each token stands, and the attention call
+leaves the library through `attention_bridge`.
+
+What this file does not know: KV caches, backends, file formats.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from slotwise.errors import ModelLoadError
+from slotwise.interfaces.attention import AttentionLayer
+from slotwise.interfaces.model import ForwardBatch, Model, ModelOutput, ModelSetup, ProgressCallback, Weights
+from slotwise_plugins.models.attention_bridge import HANDLER_ARGUMENT, IMPLEMENTATION_NAME, EngineAttention
+from slotwise_plugins.models.attention_trace import trace_attention
+from slotwise_plugins.models.parameter_loading import ParameterLoader, materialize
+
+
+class TransformersModel(Model):
+    """A transformers model. Making one is cheap: it lives on the meta device until `load`."""
+
+    def __init__(self, setup: ModelSetup) -> None:
+        """Raises ModelLoadError if transformers has no causal LM for the config, or attends in a way that cannot be served."""
+        super().__init__(setup)
+        self.model = _build_on_meta(setup)
+        self._layers, self._layer_indices = trace_attention(self.model)
+        self._selects_rows = "logits_to_keep" in inspect.signature(type(self.model).forward).parameters
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        return self._layers
+
+    def load(self, weights: Weights, progress: ProgressCallback | None = None) -> None:
+        materialize(self.model, self.setup.device)
+        with torch.no_grad():
+            ParameterLoader(self.model).load(weights, progress)
+
+    def forward(self, batch: ForwardBatch) -> ModelOutput:
+        facts: dict[str, Any] = {HANDLER_ARGUMENT: EngineAttention(batch.attention, self._layer_indices)}
+        if self._selects_rows:
+            facts["logits_to_keep"] = batch.logits_indices
+        logits = self.model(
+            input_ids=batch.input_ids[None], position_ids=batch.positions[None], use_cache=False, return_dict=True, **facts
+        ).logits[0]
+        return ModelOutput(logits=logits if self._selects_rows else logits.index_select(0, batch.logits_indices))
+
+
+def _build_on_meta(setup: ModelSetup) -> Any:
+    config = copy.deepcopy(setup.hf_config)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config, attn_implementation=IMPLEMENTATION_NAME, dtype=getattr(torch, setup.dtype), trust_remote_code=False
+            )
+    except (ValueError, ImportError, AttributeError, TypeError, KeyError) as error:
+        name = (getattr(config, "architectures", None) or [type(config).__name__])[0]
+        raise ModelLoadError(
+            f"transformers cannot build a causal language model for {name} ({type(error).__name__}: {error}). "
+            "Check config.json, or install a transformers release that knows the architecture."
+        ) from error
+    return model.eval().requires_grad_(False)

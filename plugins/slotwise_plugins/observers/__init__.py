@@ -1,0 +1,1 @@
+"""Built-in components of the `observer` slot."""

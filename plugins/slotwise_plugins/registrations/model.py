@@ -1,0 +1,28 @@
+"""Record of the built-in model component. Imports no torch."""
+
+from __future__ import annotations
+
+from slotwise.interfaces.model import ModelCapabilities
+from slotwise.plugin.component import Component
+from slotwise.plugin.hookspecs import hookimpl
+
+
+class Transformers:
+    """Entry point `transformers`."""
+
+    @staticmethod
+    @hookimpl
+    def slotwise_component() -> Component:
+        return Component(
+            slot="model",
+            name="transformers",
+            implementation="slotwise_plugins.models.transformers_model:TransformersModel",
+            api=">=1.0,<2",
+            summary="Any decoder-only causal LM of the transformers library, through its attention interface.",
+            capabilities=ModelCapabilities(
+                devices=("cpu", "cuda"),
+                dtypes=("float32", "bfloat16", "float16"),
+                preference={"cpu": 10, "cuda": 10},
+            ),
+            requires=("transformers>=5.17",),
+        )

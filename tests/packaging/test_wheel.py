@@ -1,0 +1,62 @@
+"""The built wheel holds what it must, declares what it needs, and answers in an environment where nothing else is."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+import zipfile
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = [Path(package).name for package in PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
+
+IMPORT_EVERYTHING = f"""
+import importlib, pkgutil
+for package in {PACKAGES}:
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
+        importlib.import_module(module.name)
+"""
+
+
+def test_wheel_holds_the_six_typed_packages_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
+    assert {name.split("/")[0] for name in names} == {*PACKAGES, f"slotwise-{PYPROJECT['project']['version']}.dist-info"}
+
+
+def test_wheel_carries_licence_and_every_entry_point(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        info = next(name for name in archive.namelist() if name.endswith("/METADATA")).removesuffix("METADATA")
+        licence = archive.read(info + "licenses/LICENSE").decode()
+        written = ConfigParser(delimiters=("=",))
+        written.read_string(archive.read(info + "entry_points.txt").decode())
+    assert "Apache License" in licence
+    for group, entries in PYPROJECT["project"]["entry-points"].items():
+        assert dict(written[group]) == entries
+
+
+def test_version_is_the_projects(run_clean):
+    result = run_clean("slotwise", "--version")
+    assert result.returncode == 0, result.stderr
+    assert re.search(rf"\b{re.escape(PYPROJECT['project']['version'])}$", result.stdout.strip())
+
+
+def test_plugins_lists_every_built_in_component(run_clean):
+    result = run_clean("slotwise", "plugins", "--json")
+    assert result.returncode == 0, result.stderr
+    listed = {(item["slot"], item["name"]) for item in json.loads(result.stdout) if item["distribution"] == "slotwise"}
+    groups = {group: entries for group, entries in PYPROJECT["project"]["entry-points"].items() if group != "slotwise.cli"}
+    assert listed == {(group.removeprefix("slotwise."), name) for group, entries in groups.items() for name in entries}
+
+
+def test_every_module_imports_with_the_declared_dependencies_only(run_clean):
+    result = run_clean("python", "-c", IMPORT_EVERYTHING)
+    assert result.returncode == 0, result.stderr
