@@ -178,7 +178,7 @@ class StepMetadata:
         positions = torch.arange(first_key, seq_len, device=device)
         k_rows, v_rows = self._cache_rows(key, torch.tensor([request], device=device), positions[None, :])
         if first_position == 0 and not key.explicit and key.first_key(seq_len - 1) == 0:
-            tiles = (QueryTile(queries=slice(start, end), keys=slice(0, seq_len), bias=None),)
+            tiles: tuple[QueryTile, ...] = (QueryTile(queries=slice(start, end), keys=slice(0, seq_len), bias=None),)
         else:
             firsts = range(first_position, seq_len, self.query_tile)
             tiles = tuple(

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from slotwise.interfaces.attention import AttentionCall
+from slotwise.interfaces.attention import AttentionCall, MetadataRequest
 from slotwise_backends.reference import ReferenceAttention
 from slotwise_backends.torch_sdpa import TorchSdpaAttention
 
@@ -175,8 +175,6 @@ def test_null_blocks_before_the_window_never_matter(make_case, backend_class):
     cache = case.cache(backend, common)
     common.block_table[:, :2] = 0
     output = torch.empty_like(case.query)
-    from slotwise.interfaces.attention import MetadataRequest
-
     metadata = backend.build_metadata(MetadataRequest(common=common))
     backend.forward(
         AttentionCall(layer=case.layer, query=case.query, key=None, value=None, kv_cache=cache, metadata=metadata, output=output)
@@ -208,8 +206,6 @@ def test_strided_query_is_read_correctly(make_case, backend_class):
     wide[:, ::2] = case.query
     case.query = wide[:, ::2]
     backend, common = case.backend(backend_class), case.common()
-    from slotwise.interfaces.attention import MetadataRequest
-
     cache, output = case.cache(backend, common), torch.empty(case.query.shape)
     metadata = backend.build_metadata(MetadataRequest(common=common))
     backend.forward(
@@ -220,8 +216,6 @@ def test_strided_query_is_read_correctly(make_case, backend_class):
 
 def test_layers_of_one_instance_may_differ(make_case, backend_class):
     """One metadata object serves layers of different window, cap and scale."""
-    from slotwise.interfaces.attention import MetadataRequest
-
     case = make_case(**MIXED)
     backend, common = case.backend(backend_class), case.common()
     cache, metadata = case.cache(backend, common), backend.build_metadata(MetadataRequest(common=common))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -73,8 +75,6 @@ def test_a_row_longer_than_a_bucket_stands_alone(make_case):
 
 
 def test_layers_that_agree_share_one_plan(make_case):
-    import dataclasses
-
     case = make_case(query_lens=[1, 3], seq_lens=[9, 9])
     metadata, plan = plan_of(case)
     assert metadata.plan(dataclasses.replace(case.layer, name="other", index=1), torch.float32, explicit=False) is plan

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -24,6 +25,7 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 sys.exit(main())
 """
 """Makes standard input the terminal that controls the process, so that Ctrl-C typed there reaches it."""
+CTRL_C, CTRL_D = b"\x03", b"\x04"
 EIGHT = ("--max-tokens", "8", "--ignore-eos")
 
 
@@ -72,8 +74,8 @@ def test_answers_go_to_stdout_and_everything_else_to_stderr(cli, llm, chat_model
     banner, *summaries = err.splitlines()
     assert "context 512 tokens | attention=torch_sdpa" in banner
     assert [line.partition("first token")[0] for line in summaries] == [
-        "cut by --max-tokens | 24 prompt + 8 new tokens | ",
-        f"cut by --max-tokens | {24 + 8 + 1 + 9 + 11} prompt + 8 new tokens | ",
+        "cut by --max-tokens | 20 prompt + 8 new tokens | ",
+        f"cut by --max-tokens | {20 + 8 + 1 + 9 + 11} prompt + 8 new tokens | ",
     ]
 
 
@@ -148,7 +150,7 @@ def test_a_first_message_that_is_too_long_asks_for_a_shorter_one(cli, chat_model
 
 def test_an_answer_that_filled_the_context_says_so(cli, chat_model):
     _, _, err = cli("chat", "-m", chat_model, "--ignore-eos", "--set", "model.max_model_len=40", stdin="Hi\n")
-    assert err.splitlines()[-1].startswith("the context is full, /reset starts anew | 24 prompt + 16 new tokens")
+    assert err.splitlines()[-1].startswith("the context is full, /reset starts anew | 20 prompt + 20 new tokens")
 
 
 def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(llm, monkeypatch, capsys):
@@ -158,11 +160,21 @@ def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(llm, monkeypatch, 
     session.send("Hi")
     partial = session.history[1]["content"]
     assert 0 < len(partial) < 5
-    assert capsys.readouterr().err.startswith("stopped | 24 prompt + ")
+    assert capsys.readouterr().err.startswith("stopped | 20 prompt + ")
     assert not llm.engine.has_unfinished_requests
     session.send("Ho")
     assert [message["role"] for message in session.history] == ["user", "assistant"] * 2
+    assert capsys.readouterr().err.startswith("cut by --max-tokens | ")
     assert len(session.history[3]["content"]) == 200
+
+
+def test_a_message_that_is_no_unicode_is_refused_and_the_next_answered(cli, chat_model):
+    code, out, _ = cli("chat", "-m", chat_model, "--json", *EIGHT, stdin="caf\udce9\nHi\n")
+    refused, answered = records(out)
+    assert code == 0
+    assert refused["error"]["type"] == "InvalidRequestError"
+    assert [message["content"] for message in answered["messages"]] == ["Hi"]
+    assert cli("chat", "-m", chat_model, "--system", "caf\udce9", stdin="Hi\n")[0] == 2
 
 
 def test_a_model_without_chat_template_is_refused_at_the_start(cli, plain_model):
@@ -206,17 +218,16 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(chat_model):
         [sys.executable, "-c", ON_TERMINAL, *arguments], stdin=child, stdout=child, stderr=child, start_new_session=True
     )
     os.close(child)
+    screen = Screen(parent)
     try:
-        _read_until(parent, b"> ")
+        screen.read_until(rb"loading.*/help.*> ")
         os.write(parent, b"Hi\n")
-        _read_until(parent, b"Hi\r\n", more=4)
-        os.write(parent, b"\x03")
-        assert b"prompt + " in _read_until(parent, b"cached")
-        _read_until(parent, b"> ")
-        os.write(parent, b"\x03")
-        _read_until(parent, b"(Ctrl-D or /exit leaves)")
-        _read_until(parent, b"> ")
-        os.write(parent, b"\x04")
+        screen.read_until(rb"Hi\r\n.*\w")
+        os.write(parent, CTRL_C)
+        screen.read_until(rb"stopped \| 20 prompt \+ .* cached.*> ")
+        os.write(parent, CTRL_C)
+        screen.read_until(rb"Ctrl-D or /exit leaves.*> ")
+        os.write(parent, CTRL_D)
         assert process.wait(60) == 0
     finally:
         process.kill()
@@ -224,11 +235,17 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(chat_model):
         os.close(parent)
 
 
-def _read_until(descriptor: int, wanted: bytes, more: int = 0) -> bytes:
-    """What the terminal showed up to `wanted` and `more` bytes after it."""
-    data = b""
-    while wanted not in data or len(data.partition(wanted)[2]) < more:
-        ready, _, _ = select.select([descriptor], [], [], 120)
-        assert ready, f"waited for {wanted!r}, got {data!r}"
-        data += os.read(descriptor, 4096)
-    return data
+class Screen:
+    """What a terminal showed and nobody has read yet."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._unread = b""
+
+    def read_until(self, pattern: bytes) -> None:
+        """Wait for the pattern; what stands up to its end counts as read."""
+        while not (match := re.search(pattern, self._unread, re.DOTALL)):
+            ready, _, _ = select.select([self._descriptor], [], [], 60)
+            assert ready, f"waited for {pattern!r}, got {self._unread!r}"
+            self._unread += os.read(self._descriptor, 4096)
+        self._unread = self._unread[match.end() :]

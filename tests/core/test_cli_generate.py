@@ -202,6 +202,16 @@ def test_prompts_of_a_jsonl_file_are_strings_ids_or_conversations(tmp_path):
     assert entries[-1].title == "a b"
 
 
+@pytest.mark.parametrize("line", ['{"prompt": "a\\ud800"}', '{"messages": [{"role": "user", "content": "\\ud800"}]}'])
+def test_text_that_is_no_unicode_is_refused_before_loading(tmp_path, line):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line)
+    with pytest.raises(InvalidRequestError, match=r"prompts\.jsonl:1 is not valid text: it holds '\\ud800'"):
+        collect_prompts([], str(path))
+    with pytest.raises(InvalidRequestError, match="prompt 1 is not valid text"):
+        collect_prompts(["caf\udce9"], None)
+
+
 @pytest.mark.parametrize(
     "line",
     ["{", "3", "[]", "{}", '{"prompt": 3}', '{"prompt": ["a"]}', '{"messages": "a"}', '{"prompt": "a", "max_tokens": 3}', '{"promt": "a"}'],

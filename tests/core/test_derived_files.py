@@ -99,7 +99,7 @@ def test_a_faster_process_wins_and_its_entry_is_used(source):
         make_while_another_does.other = derived_folder("kind", source, "1", make)
 
     assert derived_folder("kind", source, "1", make_while_another_does) == make_while_another_does.other
-    assert len([path for path in make_while_another_does.other.parent.iterdir()]) == 1
+    assert len(list(make_while_another_does.other.parent.iterdir())) == 1
 
 
 def test_where_the_cache_cannot_be_written_the_folder_is_a_temporary_one(source, cache, caplog):

@@ -6,7 +6,12 @@ import json
 import subprocess
 import sys
 
-CODE = "import sys; from slotwise.cli.models import models; models({}); sys.stderr.write(str({{'torch', 'transformers'}} & sys.modules.keys()))"
+CODE = """
+import sys
+from slotwise.cli.models import models
+models({})
+sys.stderr.write(str({{"torch", "transformers"}} & sys.modules.keys()))
+"""
 
 
 def run(argument):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -20,7 +21,9 @@ def block(language: str) -> str:
 
 @pytest.mark.slow
 def test_python_example_answers_prompts_and_chat(tmp_path):
-    result = subprocess.run([sys.executable, "-c", block("python")], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240)
+    small_pool = os.environ | {"SLOTWISE_KV_CACHE__NUM_BLOCKS": "64"}
+    command = [sys.executable, "-c", block("python")]
+    result = subprocess.run(command, cwd=tmp_path, env=small_pool, capture_output=True, text=True, check=False, timeout=240)
     assert result.returncode == 0, result.stderr
     france, once, *reply = result.stdout.splitlines()
     assert "Paris" in france

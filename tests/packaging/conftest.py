@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -39,9 +40,10 @@ def clean_bin(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_clean(clean_bin: Path, tmp_path: Path) -> Run:
-    """Run a command of the clean environment in an empty folder."""
+    """Run a command of the clean environment in an empty folder, with a KV pool no larger than a test needs."""
 
     def run(program: str, *arguments: str, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([str(clean_bin / program), *arguments], cwd=cwd, capture_output=True, text=True, check=False, timeout=240)
+        command, environment = [str(clean_bin / program), *arguments], os.environ | {"SLOTWISE_KV_CACHE__NUM_BLOCKS": "64"}
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=240)
 
     return run

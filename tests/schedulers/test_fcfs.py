@@ -42,4 +42,4 @@ def test_victim_is_the_one_admitted_last_even_if_it_is_the_blocked_one() -> None
 def test_admits_everyone_and_leaves_chunks_whole() -> None:
     state = SchedulerState(now=0.0, token_budget=8, num_running=0, num_waiting=1, num_free_blocks=1, num_usable_blocks=1)
     assert POLICY.admit(make_request(0), state) == ALLOWED
-    assert POLICY.chunk_len(make_request(0), 8, state) == 8
+    assert POLICY.choose_chunk(make_request(0), 8, state).num_tokens == 8

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from slotwise.engine.detokenizer import TextDecoder
@@ -18,7 +19,14 @@ from slotwise_contrib.server.chat_endpoint import ChatEndpoint
 from slotwise_contrib.server.completion_endpoint import CompletionEndpoint
 from slotwise_contrib.server.disconnect import until_disconnect
 from slotwise_contrib.server.endpoint import Endpoint, RequestT, ServedModel
-from slotwise_contrib.server.errors import APIError, fields_renamed, install_error_handlers, json_response
+from slotwise_contrib.server.errors import (
+    CLIENT_CLOSED_REQUEST,
+    APIError,
+    api_error,
+    fields_renamed,
+    install_error_handlers,
+    json_response,
+)
 from slotwise_contrib.server.event_stream import EventStream
 from slotwise_contrib.server.request_id import RequestIdMiddleware
 from slotwise_contrib.server.unsupported import refuse_unsupported
@@ -87,17 +95,26 @@ def _add_models(router: APIRouter, model: ServedModel) -> None:
 
 
 def _add_generation(router: APIRouter, endpoint: Endpoint[RequestT], model: ServedModel, max_body_bytes: int) -> None:
-    async def generate(http_request: Request) -> Response:
+    async def answer(http_request: Request) -> Response:
         fields = await read_object(http_request, max_bytes=max_body_bytes)
         refuse_unsupported(fields, is_chat=endpoint.is_chat)
         request = parse_model(endpoint.request_model, fields)
         _check_model(request.model, model)
         with fields_renamed(endpoint.engine_names(request)):
-            answer = Answer(endpoint, request, model)
+            made = Answer(endpoint, request, model)
             if not request.stream:
-                return json_response(await until_disconnect(http_request.receive, answer.document()))
-            chunks = answer.chunks()
+                return json_response(await until_disconnect(http_request.receive, made.document()))
+            chunks = made.chunks()
             return EventStream(await until_disconnect(http_request.receive, _first(chunks)), chunks)
+
+    async def generate(http_request: Request) -> Response:
+        try:
+            return await answer(http_request)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except Exception as error:
+            # Answered here, since the framework closes the connection under an unexpected error.
+            return api_error(error).response()
 
     router.add_api_route(endpoint.path, generate, methods=["POST"])
 

@@ -20,7 +20,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from slotwise.errors import EngineDeadError, InvalidRequestError, PromptTooLongError, QueueFullError, SlotwiseError
 from slotwise_contrib.server.strict_json import dump_json
@@ -93,12 +92,7 @@ def install_error_handlers(app: FastAPI) -> None:
     """Make every error of the app an error object. Unexpected ones reach the client without their details."""
     for kind in (APIError, SlotwiseError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer)
-    app.add_exception_handler(ClientDisconnect, _nobody_there)
 
 
 async def _answer(_: Request, error: Exception) -> Response:
     return api_error(error).response()
-
-
-async def _nobody_there(_: Request, __: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED_REQUEST)

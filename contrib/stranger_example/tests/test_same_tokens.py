@@ -14,7 +14,7 @@ PROMPTS = ["The capital of France is", "One two three four five six seven eight 
 
 
 def greedy_tokens(attention: str | Mapping[str, Any], scheduler: str | Mapping[str, Any] = "fcfs") -> list[list[int]]:
-    llm = LLM(model="smollm2", attention=attention, scheduler=scheduler)
+    llm = LLM(model="smollm2", attention=attention, scheduler=scheduler, kv_cache={"num_blocks": 16})
     outputs = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=8))
     return [list(output.outputs[0].token_ids) for output in outputs]
 

@@ -45,7 +45,9 @@ class ChatSession:
         self._params.output_kind = OutputKind.FINAL_ONLY if as_json else OutputKind.CUMULATIVE
         self._as_json = as_json
         self._commands: dict[str, Callable[[str], None]] = {"/help": self._help, "/reset": self._reset, "/system": self._set_system}
-        llm.encode_chat(self._messages("Hello"))
+        entry = self._entry("Hello")
+        entry.check_text()
+        llm.encode_chat(entry.messages or [])
 
     def run(self, lines: Iterable[str]) -> None:
         """Answer every line until /exit or the end."""
@@ -61,7 +63,12 @@ class ChatSession:
     def send(self, text: str) -> None:
         """Answer one message."""
         view = AnswerView()
-        entry = PromptEntry(where="the message", messages=self._messages(text))
+        entry = self._entry(text)
+        try:
+            entry.check_text()
+        except InvalidRequestError as error:
+            self._refused(error)
+            return
         run = run_prompts(self._llm, [entry], self._params, (lambda _: None) if self._as_json else view.show)
         answer = run.answers[0]
         if answer.error is not None:
@@ -75,8 +82,9 @@ class ChatSession:
         view.end()
         show_summary(" | ".join([*self._remarks(answer), summary_line(measure([answer]))]))
 
-    def _messages(self, text: str) -> list[Mapping[str, Any]]:
-        return conversation(self.system, [*self.history, {"role": "user", "content": text}])
+    def _entry(self, text: str) -> PromptEntry:
+        messages = conversation(self.system, [*self.history, {"role": "user", "content": text}])
+        return PromptEntry(where="The message", messages=messages)
 
     def _refused(self, error: InvalidRequestError) -> None:
         if self._as_json:

@@ -64,7 +64,7 @@ def explain_config(config: EngineConfig, origins: Origins) -> Explanation:
     from slotwise.engine.plan import plan_engine
 
     try:
-        plan = plan_engine(config)
+        plan = plan_engine(config, weigh_all=True)
     except ResolutionError as error:
         decided = () if error.resolution is None else (error.resolution,)
         found = complete(decided, config, registry, "not decided: another slot cannot be filled")

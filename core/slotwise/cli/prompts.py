@@ -43,6 +43,15 @@ class PromptEntry:
         asked = {"prompt": self.text, "prompt_token_ids": self.token_ids, "messages": self.messages}
         return {key: value for key, value in asked.items() if value is not None}
 
+    def check_text(self) -> None:
+        """Raise InvalidRequestError for lone surrogates: what is no UTF-8 on a command line or in a pipe comes in as such."""
+        try:
+            json.dumps(self.to_dict(), ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"{self.where} is not valid text: it holds {error.object[error.start]!a}; give it in UTF-8.", param="prompt"
+            ) from error
+
     @property
     def title(self) -> str:
         """One line that tells this prompt from others."""
@@ -73,6 +82,8 @@ def collect_prompts(arguments: Sequence[str], file: str | None, file_format: str
     if not entries:
         where = "is needed: give it as an argument, or a file of prompts with --file" if file is None else f"was found in {_name(file)}"
         raise ConfigError(f"{'A' if file is None else 'No'} prompt {where}.")
+    for entry in entries:
+        entry.check_text()
     return entries
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -19,7 +19,7 @@ from slotwise.engine.plan import EnginePlan
 from slotwise.engine.scheduler import Scheduler, SchedulerLimits
 from slotwise.errors import ConfigError, ResolutionError
 from slotwise.interfaces.attention import AttentionBackend, AttentionLayer, AttentionSetup, KVCacheLayout, KVLayoutRequest
-from slotwise.interfaces.kv_cache import KVCacheManager, KVCacheSetup, KVGroup
+from slotwise.interfaces.kv_cache import KVCacheManager, KVCacheSetup, KVGroup, KVRequest
 from slotwise.interfaces.model import ProgressCallback, WeightsSetup
 from slotwise.interfaces.observer import ComponentInUse, EngineInfo, ObserverSetup
 from slotwise.interfaces.sampler import SamplerSetup
@@ -137,6 +137,7 @@ def _scheduler(plan: EnginePlan, kv_cache: KVCacheManager, model_len: int) -> Sc
             max_num_scheduled_tokens=section.max_num_batched_tokens,
             max_model_len=model_len,
             block_size=plan.config.kv_cache.block_size,
+            cached_prefix_len=lambda request: kv_cache.find_cached_prefix(cast(KVRequest, request)).num_tokens,
             options=chosen.options,
         )
     )

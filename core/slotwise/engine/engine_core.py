@@ -65,7 +65,7 @@ class EngineCore:
         self.executor = executor
         self.observers = observers
         self._max_num_waiting = max_num_waiting
-        scheduler.keep_finished = observers.active
+        scheduler.keep_finished = scheduler.record_reasons = observers.active
         self._num_arrivals = 0
 
     def step(self) -> list[EngineCoreOutput]:

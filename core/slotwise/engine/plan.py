@@ -23,7 +23,7 @@ from slotwise.plugin.options import validate_options
 from slotwise.plugin.registry import ComponentRegistry
 from slotwise.plugin.resolution import Resolution
 from slotwise.plugin.resolver import resolve_attention, resolve_slot
-from slotwise.plugin.states import LoadedComponent
+from slotwise.plugin.states import LoadedComponent, PluginState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,12 +73,20 @@ class EnginePlan:
     layers: tuple[LayerPlan, ...] = ()
     needs_model: tuple[str, ...] = ()
     """Slots left open because the configuration names no model."""
+    weigh_all: bool = False
+
+    def candidates(self, slot: str, use: str) -> tuple[PluginState, ...]:
+        """The components to weigh: all of the slot for `auto` or for people who want to see them, else only the one named."""
+        return self.registry.load_slot(slot) if self.weigh_all else self.registry.candidates(slot, use)
 
 
-def plan_engine(config: EngineConfig) -> EnginePlan:
-    """Resolve every slot. Raises ConfigError, PluginError or ModelLoadError; each names what to change."""
+def plan_engine(config: EngineConfig, *, weigh_all: bool = False) -> EnginePlan:
+    """Resolve every slot. Raises ConfigError, PluginError or ModelLoadError; each names what to change.
+
+    weigh_all: also weigh the components that were not asked for, so that the trace shows what speaks against them (`explain`).
+    """
     registry = ComponentRegistry(allow=config.plugins.allow, block=config.plugins.block, strict=config.plugins.strict)
-    plan = EnginePlan(config=config, registry=registry, machine=describe_machine(config.device))
+    plan = EnginePlan(config=config, registry=registry, machine=describe_machine(config.device), weigh_all=weigh_all)
     _check_limits(config)
     for slot, section in (("scheduler", config.scheduler), ("kv_cache", config.kv_cache)):
         _resolve(plan, slot, section)
@@ -106,7 +114,7 @@ def _check_limits(config: EngineConfig) -> None:
 
 
 def _resolve(plan: EnginePlan, slot: str, section: SlotConfig, **needs: Any) -> Chosen:
-    resolution = resolve_slot(slot, use=section.use, states=plan.registry.candidates(slot, section.use), machine=plan.machine, **needs)
+    resolution = resolve_slot(slot, use=section.use, states=plan.candidates(slot, section.use), machine=plan.machine, **needs)
     return _take(plan, resolution, section.options, prefix=f"{slot}.options")
 
 
@@ -123,7 +131,7 @@ def _take(plan: EnginePlan, resolution: Resolution, options: Mapping[str, Any], 
 def _plan_model(plan: EnginePlan, source: ModelSource) -> None:
     """Choose model and weights, and build the model without parameters to learn its layers."""
     config = plan.config
-    dtype = config.model.dtype
+    dtype: str = config.model.dtype
     if dtype == "auto":
         dtype = "float32" if plan.machine.device_type == "cpu" else source.dtype
     description = ModelDescription(
@@ -176,12 +184,12 @@ def _part(section: AttentionConfig, layer: AttentionLayer, phase: str) -> str:
 
 def _resolve_backend(plan: EnginePlan, part: str, layers: Sequence[AttentionLayer]) -> str:
     config = plan.config
-    choices: dict[str, SlotConfig] = {**config.attention.per_kind, **config.attention.per_phase}
-    choice = choices[part] if part else config.attention
+    by_part: Mapping[str, SlotConfig] = {str(key): value for key, value in (*config.attention.per_kind.items(), *config.attention.per_phase.items())}
+    choice = by_part[part] if part else config.attention
     assert plan.model is not None
     resolution = resolve_attention(
         use=choice.use,
-        states=plan.registry.candidates("attention", choice.use),
+        states=plan.candidates("attention", choice.use),
         machine=plan.machine,
         model=plan.model,
         layers=layers,

@@ -19,7 +19,7 @@ from slotwise.engine.scheduler_output import CachedRequestData, ModelRunnerOutpu
 from slotwise.engine.stop_check import check_stop
 from slotwise.engine.waiting_queue import WaitingQueue
 from slotwise.interfaces.kv_cache import Allocation, KVCacheManager
-from slotwise.interfaces.scheduler import SchedulerPolicy, SchedulerState
+from slotwise.interfaces.scheduler import RequestQueue, SchedulerPolicy, SchedulerState, Victim
 
 
 class PauseState(enum.Enum):
@@ -60,6 +60,12 @@ class _Step:
     preempted: set[str] = field(default_factory=set)
     reasons: dict[str, str] = field(default_factory=dict)
 
+    def note(self, request: Request, reason: str) -> None:
+        """Keep a policy's reason for the trace."""
+        if reason:
+            known = self.reasons.get(request.request_id)
+            self.reasons[request.request_id] = f"{known}; {reason}" if known else reason
+
 
 class Scheduler:
     """Owns the requests of one engine core. Not thread-safe."""
@@ -73,17 +79,20 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
         """In admission order."""
-        self.waiting = WaitingQueue(policy)
+        self.waiting: RequestQueue = policy.make_queue() or WaitingQueue(policy)
         self.pause_state = PauseState.UNPAUSED
+        self.record_reasons = False
+        """Somebody reads `SchedulerOutput.reasons`: ask the policy why it orders as it does."""
         self.keep_finished = False
         """Somebody calls `take_finished` once a step."""
         self._finished: list[Request] = []
         self._clock = clock
         self._step_count = 0
         self._finished_request_ids: set[str] = set()
-        overridden = {name for name in ("admit", "chunk_len", "on_scheduled", "on_finished") if _overrides(policy, name)}
+        overridden = {name for name in ("admit", "choose_chunk", "displace", "on_scheduled", "on_finished") if _overrides(policy, name)}
         self._asks_admission = "admit" in overridden
-        self._asks_chunk_len = "chunk_len" in overridden
+        self._asks_chunk = "choose_chunk" in overridden
+        self._asks_displacement = "displace" in overridden
         self._tells_scheduled = "on_scheduled" in overridden
         self._tells_finished = "on_finished" in overridden
 
@@ -153,16 +162,14 @@ class Scheduler:
             position += 1
 
     def _schedule_waiting(self, step: _Step) -> None:
-        if self.policy.dynamic_order and len(self.waiting):
-            self.waiting.rekey(step.now)
-        while len(self.waiting) and step.budget > 0 and len(self.running) < self.limits.max_num_seqs:
-            request = self.waiting.peek()
-            if self._asks_admission:
-                decision = self.policy.admit(request, self._state(step))
-                if decision.reason:
-                    step.reasons[request.request_id] = decision.reason
-                if not decision.allowed:
-                    break
+        while len(self.waiting) and step.budget > 0:
+            request = self.requests[self.waiting.peek(step.now).request_id]
+            if len(self.running) >= self.limits.max_num_seqs:
+                if self._displace_for(request, step):
+                    continue
+                break
+            if self._asks_admission and not self._is_admitted(request, step):
+                break
             prefix = self.kv_cache.find_cached_prefix(request)
             num_tokens = self._num_tokens_to_schedule(request, prefix.num_tokens, step)
             if not self.limits.enable_chunked_prefill and prefix.num_tokens + num_tokens < request.num_tokens:
@@ -171,10 +178,28 @@ class Scheduler:
                 request, num_tokens, cached_prefix=prefix, reserve_whole_prompt=self.limits.reserve_whole_prompt
             )
             if allocation is None:
+                if self._displace_for(request, step):
+                    continue
                 break
-            self.waiting.pop()
+            self.waiting.remove(request)
             self._admit(request, prefix.num_tokens, step)
             self._commit(request, num_tokens, allocation, step)
+
+    def _is_admitted(self, request: Request, step: _Step) -> bool:
+        decision = self.policy.admit(request, self._state(step))
+        step.note(request, decision.reason)
+        return decision.allowed
+
+    def _displace_for(self, request: Request, step: _Step) -> bool:
+        """Preempt a running request that the policy holds less urgent. Not after an admission: what was admitted may count on blocks that the
+        displaced one was to fill in this step."""
+        if not self._asks_displacement or step.new or step.resumed:
+            return False
+        victim = self.policy.displace(request, self.running, self._state(step))
+        if victim is None:
+            return False
+        self._preempt_in_step(victim, step)
+        return True
 
     def _num_tokens_to_schedule(self, request: Request, num_computed: int, step: _Step) -> int:
         """Tokens of `request` that this step may compute; 0 if there is nothing to do for it."""
@@ -184,8 +209,10 @@ class Scheduler:
             if 0 < threshold < num_tokens and self.limits.enable_chunked_prefill and len(self.requests) > 1:
                 num_tokens = threshold
         num_tokens = min(num_tokens, step.budget, self.limits.max_model_len - num_computed)
-        if num_tokens > 1 and self._asks_chunk_len:
-            num_tokens = max(1, min(num_tokens, self.policy.chunk_len(request, num_tokens, self._state(step))))
+        if num_tokens > 1 and self._asks_chunk:
+            chunk = self.policy.choose_chunk(request, num_tokens, self._state(step))
+            step.note(request, chunk.reason)
+            num_tokens = max(1, min(num_tokens, chunk.num_tokens))
         return max(num_tokens, 0)
 
     def _commit(self, request: Request, num_tokens: int, allocation: Allocation, step: _Step) -> None:
@@ -207,6 +234,8 @@ class Scheduler:
             step.resumed.add(request.request_id)
         else:
             step.new.append(request)
+        if self.record_reasons:
+            step.note(request, self.policy.order_reason(request, step.now))
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = num_cached_tokens
         request.status = RequestStatus.RUNNING
@@ -218,15 +247,19 @@ class Scheduler:
     def _preempt_for(self, blocked: Request, position: int, step: _Step) -> int:
         """Preempt the policy's victim so that `blocked`, at `position`, may get its blocks. Returns `blocked`'s new position."""
         victim = self.policy.choose_victim(self.running, blocked)
+        victim_position = self._preempt_in_step(victim, step)
+        return position - 1 if victim_position < position else position
+
+    def _preempt_in_step(self, victim: Victim, step: _Step) -> int:
+        """Returns where the victim stood among the running requests."""
         request = self.requests[victim.request.request_id]
-        victim_position = self.running.index(request)
+        position = self.running.index(request)
         if request.request_id in step.num_scheduled:
             self._undo(request, step)
         step.preempted.add(request.request_id)
-        if victim.reason:
-            step.reasons[request.request_id] = victim.reason
+        step.note(request, victim.reason)
         self._preempt(request, step.now)
-        return position - 1 if victim_position < position else position
+        return position
 
     def _undo(self, request: Request, step: _Step) -> None:
         """Take a request that was already scheduled out of this step, as if it had not been looked at."""

@@ -6,8 +6,7 @@ import heapq
 from collections.abc import Iterator
 from typing import Any
 
-from slotwise.engine.request import Request
-from slotwise.interfaces.scheduler import SchedulerPolicy
+from slotwise.interfaces.scheduler import SchedulableRequest, SchedulerPolicy
 
 
 class _Entry:
@@ -15,54 +14,52 @@ class _Entry:
 
     __slots__ = ("key", "request")
 
-    def __init__(self, key: Any, request: Request) -> None:
+    def __init__(self, key: Any, request: SchedulableRequest) -> None:
         self.key = key
-        self.request: Request | None = request
+        self.request: SchedulableRequest | None = request
 
     def __lt__(self, other: _Entry) -> bool:
         return bool(self.key < other.key)
 
 
 class WaitingQueue:
-    """add, pop and remove cost O(log n), whatever waits; peek costs O(1) amortised."""
+    """add and remove cost O(log n), whatever waits; peek costs O(1) amortised, and O(n) once a step if the policy's order is dynamic."""
 
     def __init__(self, policy: SchedulerPolicy) -> None:
         self._policy = policy
         self._heap: list[_Entry] = []
+        self._keyed_at = 0.0
         self._entries: dict[str, _Entry] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[SchedulableRequest]:
         """In no particular order."""
         return (entry.request for entry in self._entries.values() if entry.request is not None)
 
-    def add(self, request: Request, now: float) -> None:
+    def add(self, request: SchedulableRequest, now: float) -> None:
         entry = _Entry(self._policy.order_key(request, now), request)
         self._entries[request.request_id] = entry
         heapq.heappush(self._heap, entry)
 
-    def peek(self) -> Request:
+    def peek(self, now: float) -> SchedulableRequest:
         """The next request by the policy's order. Raises IndexError if none waits."""
+        if self._policy.dynamic_order and now != self._keyed_at:
+            self._rekey(now)
         while (request := self._heap[0].request) is None:
             heapq.heappop(self._heap)
         return request
 
-    def pop(self) -> Request:
-        request = self.peek()
-        heapq.heappop(self._heap)
-        del self._entries[request.request_id]
-        return request
-
-    def remove(self, request: Request) -> None:
+    def remove(self, request: SchedulableRequest) -> None:
         """Take a request out, wherever it stands; one that does not wait is ignored."""
         entry = self._entries.pop(request.request_id, None)
         if entry is not None:
             entry.request = None
 
-    def rekey(self, now: float) -> None:
-        """Ask the policy for every key again (policies with `dynamic_order`)."""
+    def _rekey(self, now: float) -> None:
+        """Ask the policy for every key again."""
+        self._keyed_at = now
         waiting = list(self)
         self._heap.clear()
         self._entries.clear()

@@ -10,7 +10,7 @@ What this file does not know: blocks, batches, models.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -78,6 +78,9 @@ class SchedulerSetup:
     """Longest sequence, in tokens."""
     block_size: int
     """Tokens per KV block."""
+    cached_prefix_len: Callable[[SchedulableRequest], int] | None = None
+    """Tokens of a request's prompt that the KV cache holds at this moment; costs O(prompt) the first time it is asked for a request, then
+    O(hit). None where no cache is at hand."""
     options: BaseModel | None = None
     """The component's validated options model, or None if it declares none."""
 
@@ -124,6 +127,35 @@ class Victim:
     """One short sentence for the trace."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """How much of a request to compute now, and why."""
+
+    num_tokens: int
+    """1 .. the number asked about."""
+    reason: str
+    """One short sentence for the trace; may be empty."""
+
+
+class RequestQueue(Protocol):
+    """Waiting requests in an order. The core's own is a heap over `SchedulerPolicy.order_key`."""
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+
+    def __iter__(self) -> Iterator[SchedulableRequest]:
+        """All of them, in no particular order."""
+
+    def add(self, request: SchedulableRequest, now: float) -> None:
+        """A request arrives, or comes back after a preemption."""
+
+    def peek(self, now: float) -> SchedulableRequest:
+        """The next one, which stays. Called only while somebody waits."""
+
+    def remove(self, request: SchedulableRequest) -> None:
+        """Take a request out, the head or any other; one that does not wait is ignored."""
+
+
 class SchedulerPolicy(ABC):
     """Base of scheduler policies. Called from the engine's thread only, several times a step: answer in O(log n) or better."""
 
@@ -139,14 +171,31 @@ class SchedulerPolicy(ABC):
         """Sort key among waiting requests, smallest first; keys must be comparable with each other and total (end with
         `arrival_index`). Called when a request starts to wait, arrival or preemption, and once a step if `dynamic_order`."""
 
+    def make_queue(self) -> RequestQueue | None:
+        """A queue of the policy's own, where a heap over `order_key` would not do (an order that changes with what runs). Called once. None = the
+        core's heap."""
+        return None
+
+    def order_reason(self, request: SchedulableRequest, now: float) -> str:
+        """Why this request is the next, one short sentence. Called once per admission, and only while somebody records the trace."""
+        return ""
+
     def admit(self, request: SchedulableRequest, state: SchedulerState) -> Decision:
         """May the head of the waiting queue start now? A no ends admission for this step. Called once per candidate."""
         return ALLOWED
 
-    def chunk_len(self, request: SchedulableRequest, num_tokens: int, state: SchedulerState) -> int:
-        """How many of `num_tokens` (already within budget and caps) to schedule now, 1 .. num_tokens. Called only for requests with more
-        than one token to compute."""
-        return num_tokens
+    def choose_chunk(self, request: SchedulableRequest, num_tokens: int, state: SchedulerState) -> Chunk:
+        """How many of `num_tokens` (already within budget and caps) to schedule now. Called, if overridden, only for requests with more than one
+        token to compute."""
+        return Chunk(num_tokens=num_tokens, reason="")
+
+    def displace(
+        self, candidate: SchedulableRequest, running: Sequence[SchedulableRequest], state: SchedulerState
+    ) -> Victim | None:
+        """A running request that must give way to the waiting `candidate`, which found no seat or no blocks; None = let it wait. Called, if
+        overridden, before the first admission of a step; never answer with a request that `order_key` puts before the candidate, or
+        the two would take turns for ever."""
+        return None
 
     @abstractmethod
     def choose_victim(self, running: Sequence[SchedulableRequest], blocked: SchedulableRequest) -> Victim:

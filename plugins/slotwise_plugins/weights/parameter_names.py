@@ -14,7 +14,7 @@ from slotwise.errors import WeightsError
 
 def parameter_shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
     """Name -> shape of everything a checkpoint of the model holds, tied tensors once. Raises WeightsError for an unknown architecture."""
-    return dict(_shapes(type(hf_config), hf_config.to_json_string(use_diff=False)))
+    return dict(_shapes(hf_config.__class__, hf_config.to_json_string(use_diff=False)))
 
 
 @lru_cache(maxsize=4)

@@ -14,8 +14,6 @@ import httpx
 import openai
 import pytest
 import torch
-from slotwise_contrib.server.app import create_app
-from slotwise_contrib.server.listener import bind, make_server, url_of
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
@@ -23,6 +21,8 @@ from slotwise import AsyncLLM
 from slotwise.engine.front_end import front_end_of, resolve_config
 from slotwise.engine.plan import plan_engine
 from slotwise.interfaces.model import Model
+from slotwise_contrib.server.app import create_app
+from slotwise_contrib.server.listener import bind, make_server, url_of
 
 CORPUS = ["Hello world, the quick brown fox jumps over the lazy dog.", "the cat sat on the mat with a hat", "wörld 🙂 漢字"]
 CHATML = (
@@ -175,6 +175,25 @@ def strict(text: str) -> Any:
 
 
 StartServer = Callable[..., RunningServer]
+SaveTokenizer = Callable[..., str]
+
+
+@pytest.fixture
+def chatml() -> str:
+    """A chat template without BOS."""
+    return CHATML
+
+
+@pytest.fixture
+def save_tokenizer(tmp_path: Path) -> SaveTokenizer:
+    """save_tokenizer(options of byte_level_tokenizer) -> the directory it lies in."""
+
+    def save(**options: Any) -> str:
+        folder = tmp_path / "tokenizer"
+        byte_level_tokenizer(**options).save_pretrained(folder)
+        return str(folder)
+
+    return save
 
 
 @pytest.fixture(scope="session")

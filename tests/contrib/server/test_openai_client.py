@@ -53,7 +53,9 @@ def test_streamed_chat_has_the_role_first_and_one_finish_reason_per_choice(serve
 
 
 def test_n_choices_of_several_prompts_are_numbered_by_prompt(server: RunningServer) -> None:
-    answer = server.openai.completions.create(model="tiny", prompt=["the cat", "a hat"], n=2, seed=1, max_tokens=5, temperature=1.0, echo=True)
+    answer = server.openai.completions.create(
+        model="tiny", prompt=["the cat", "a hat"], n=2, seed=1, max_tokens=5, temperature=1.0, echo=True
+    )
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert [choice.text.startswith("the cat") for choice in answer.choices] == [True, True, False, False]
     assert answer.choices[0].text != answer.choices[1].text
@@ -96,11 +98,21 @@ def test_error_types(server: RunningServer) -> None:
     assert unknown.value.code == "model_not_found"
 
 
-def test_user_reaches_the_scheduler_and_salt_separates_caches(server: RunningServer) -> None:
+def test_salt_separates_prefix_caches(server: RunningServer) -> None:
     prompt = "the quick brown fox jumps over the lazy dog. " * 8
-    body = {"prompt": prompt, "max_tokens": 1, "user": "someone", "priority": 2}
-    first = server.complete(**body, cache_salt="a")["usage"]["prompt_tokens_details"]["cached_tokens"]
-    again = server.complete(**body, cache_salt="a")["usage"]["prompt_tokens_details"]["cached_tokens"]
-    other = server.complete(**body, cache_salt="b")["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert (first, other) == (0, 0)
-    assert again > 0
+
+    def cached(salt: str) -> int:
+        answer = server.complete(prompt=prompt, max_tokens=1, cache_salt=salt)
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert (cached("a"), cached("b")) == (0, 0)
+    assert cached("a") > 0
+
+
+def test_user_and_priority_reach_the_scheduler(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = server.engine.front_end.core.scheduler
+    seen = []
+    add = scheduler.add_request
+    monkeypatch.setattr(scheduler, "add_request", lambda request: (seen.append((request.client_id, request.priority)), add(request)))
+    server.complete(prompt="the cat", user="someone", priority=-2)
+    assert seen == [("someone", -2)]

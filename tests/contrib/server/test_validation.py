@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -168,7 +169,9 @@ def test_refuses_what_it_does_not_support(server: RunningServer, path: str, fiel
 
 
 def test_accepts_fields_that_ask_for_nothing_and_ignores_unknown_ones(server: RunningServer) -> None:
-    server.complete(prompt="the", response_format={"type": "text"}, tools=[], suffix="", tool_choice=None, best_of=1, metadata={"a": "b"}, foo=1)
+    server.complete(
+        prompt="the", response_format={"type": "text"}, tools=[], suffix="", tool_choice=None, best_of=1, metadata={"a": "b"}, foo=1
+    )
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"prompt": "the"', b"[1]", b'"text"', b"null", b"\xff\xfe", b"[" * 2_000_000, b"9" * 5000])
@@ -186,14 +189,16 @@ def test_refuses_nested_brackets_inside_a_field(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("field", ["prompt", "stop", "user"])
 def test_refuses_lone_surrogates(server: RunningServer, field: str) -> None:
-    body = '{"prompt": "the", "%s": "\\ud800"}' % field if field != "prompt" else '{"prompt": "\\ud800"}'
+    body = json.dumps({"prompt": "the", field: "\ud800"})
     response = server.http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
     check_error(response, 400, field)
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"])
 def test_refuses_other_content_types(server: RunningServer, content_type: str) -> None:
-    response = server.http.post("/v1/completions", content=b'{"prompt": "the"}', headers={"Content-Type": content_type} if content_type else {})
+    response = server.http.post(
+        "/v1/completions", content=b'{"prompt": "the"}', headers={"Content-Type": content_type} if content_type else {}
+    )
     check_error(response, 415)
 
 

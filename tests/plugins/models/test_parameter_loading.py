@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from slotwise.errors import WeightsError
-from slotwise.interfaces.model import WeightsSetup
+from slotwise.interfaces.model import ModelSetup, WeightsSetup
+from slotwise_plugins.models.transformers_model import TransformersModel
 from slotwise_plugins.weights.random_weights import RandomWeights
 
 
@@ -93,9 +94,6 @@ def test_buffers_that_old_checkpoints_store_are_ignored(configs, make_model, ten
 
 
 def test_reports_progress_up_to_the_end(configs, tensor_weights):
-    from slotwise.interfaces.model import ModelSetup
-    from slotwise_plugins.models.transformers_model import TransformersModel
-
     config = configs["llama"]()
     weights, seen = tensor_weights(named_tensors(config)), []
     model = TransformersModel(ModelSetup(hf_config=config, dtype="bfloat16", device="cpu"))

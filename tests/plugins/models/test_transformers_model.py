@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from slotwise.interfaces.model import ForwardBatch, ModelSetup
+from slotwise_plugins.models.transformers_model import TransformersModel
+
 FAMILIES = [
     "llama", "llama3_rope", "yarn_rope", "qwen2", "qwen2_window", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt2", "opt", "gpt_oss",
 ]  # fmt: skip
@@ -73,8 +76,6 @@ def test_bfloat16_stays_near_its_own_eager_forward(configs, harness, make_model,
 
 
 def test_logits_are_given_for_the_asked_rows_only(configs, harness, make_model, backend_class):
-    from slotwise.interfaces.model import ForwardBatch
-
     model = make_model(configs["qwen2"]())
     engine = harness(model, backend_class)
     whole = engine.step([(0, [5, 6, 7], 0), (1, [8, 9], 0)])
@@ -108,9 +109,6 @@ def test_rotary_frequencies_stay_float32_in_a_bfloat16_model(configs, make_model
 
 
 def test_making_a_model_allocates_no_parameters(configs):
-    from slotwise.interfaces.model import ModelSetup
-    from slotwise_plugins.models.transformers_model import TransformersModel
-
     model = TransformersModel(ModelSetup(hf_config=configs["llama"](), dtype="float32", device="cpu"))
     assert all(parameter.is_meta for parameter in model.model.parameters())
     assert model.vocab_size == 101

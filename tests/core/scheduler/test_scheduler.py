@@ -12,7 +12,7 @@ from slotwise.engine.outputs import FinishReason
 from slotwise.engine.request import Request, RequestStatus
 from slotwise.engine.scheduler import PauseState
 from slotwise.engine.scheduler_output import ModelRunnerOutput
-from slotwise.interfaces.scheduler import Decision, SchedulerState
+from slotwise.interfaces.scheduler import Chunk, Decision, SchedulerState
 from slotwise_schedulers.fcfs import FcfsScheduler
 from slotwise_schedulers.priority import PriorityScheduler
 
@@ -311,15 +311,15 @@ def test_a_policy_can_refuse_admission_and_cut_chunks_with_reasons(make_harness:
         def admit(self, request: object, state: SchedulerState) -> Decision:
             return Decision(allowed=state.num_running < 1, reason=f"{state.num_running} run")
 
-        def chunk_len(self, request: object, num_tokens: int, state: SchedulerState) -> int:
-            return 3
+        def choose_chunk(self, request: object, num_tokens: int, state: SchedulerState) -> Chunk:
+            return Chunk(num_tokens=3, reason="three at a time")
 
     harness = make_harness(policy=Careful)
     harness.add("a", 7, max_tokens=1)
     harness.add("b", 7, max_tokens=1)
     scheduled, _ = harness.step()
     assert scheduled.num_scheduled_tokens == {"a": 3}
-    assert scheduled.reasons == {"a": "0 run", "b": "1 run"}
+    assert scheduled.reasons == {"a": "0 run; three at a time", "b": "1 run"}
     harness.run()
 
 
