@@ -6,7 +6,6 @@ Names are loaded on first use, so that `import slotwise` costs nothing.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,6 +29,8 @@ __all__ = ["LLM", "AsyncLLM", "CompletionOutput", "Logprob", "OutputKind", "Requ
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
+        from importlib.metadata import version
+
         return version("slotwise")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)

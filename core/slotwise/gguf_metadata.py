@@ -1,7 +1,8 @@
 """Config and tokenizer of a GGUF file as Hugging Face files.
 
-transformers can derive both, but reads the vocabulary entry by entry, which takes seconds; so it is done once per file and the
-result is kept (`derived_files`). The tokenizer is made through its own class, since `AutoTokenizer` would derive the config a second time. What this file does not know: tensors.
+transformers can derive both, but reads the vocabulary entry by entry, which takes seconds; so it is done once per file and the result is
+kept (`derived_files`). The tokenizer is made through its own class, since `AutoTokenizer` would derive the config a second time. What
+this file does not know: tensors.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def prompts(smollm2: SharedModel) -> list[list[int]]:
     assert tokenizer is not None
     found = []
     for index, length in enumerate(LENGTHS):
-        ids = tokenizer.encode(f"{index} {TEXT}" + TEXT * 12)
+        ids = tokenizer.encode(f"{index} {TEXT}" + TEXT * 16)
         found.append(ids[index : index + length])
     assert [len(ids) for ids in found] == list(LENGTHS)
     return found

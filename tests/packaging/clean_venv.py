@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import os
 import subprocess
 import sys
 import venv
@@ -60,7 +59,7 @@ def link(distribution: importlib.metadata.Distribution, site_packages: Path) -> 
     for entry in {file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")}:
         target = site_packages / entry
         if not target.is_symlink() and not target.exists():
-            target.symlink_to(os.fspath(distribution.locate_file(entry)))
+            target.symlink_to(str(distribution.locate_file(entry)))
 
 
 def make(target: Path, wheels: list[Path], also: Iterable[str] = ()) -> None:

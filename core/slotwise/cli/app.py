@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from importlib import metadata
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from slotwise.cli.commands import discover_commands, only_entry, summary
+from slotwise.cli.commands import CommandEntry, discover_commands, only_entry, summary
 from slotwise.cli.failures import report, stop_output, usage_exit_code
 from slotwise.errors import PluginError
 from slotwise.plugin.suggestions import did_you_mean
@@ -28,11 +29,15 @@ class LazyGroup(TyperGroup):
 
     _is_listing = False
 
+    @cached_property
+    def _entries(self) -> dict[str, tuple[CommandEntry, ...]]:
+        return discover_commands()
+
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(discover_commands())
+        return list(self._entries)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        entries = discover_commands().get(cmd_name)
+        entries = self._entries.get(cmd_name)
         if entries is None:
             return None
         if self._is_listing:
@@ -46,7 +51,7 @@ class LazyGroup(TyperGroup):
         return self._list(super().shell_complete, ctx, incomplete)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        known = list(discover_commands())
+        known = list(self._entries)
         if args[0] not in known and not args[0].startswith("-"):
             ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], known)} Commands: {', '.join(known)}.")
         return super().resolve_command(ctx, args)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slotwise.errors import ComponentConflictError, PluginError
+from slotwise.plugin.discovery import registering_distributions
 
 GROUP = "slotwise.cli"
 
@@ -47,16 +48,11 @@ class CommandEntry:
 def discover_commands(path: Sequence[str] | None = None) -> dict[str, tuple[CommandEntry, ...]]:
     """Name -> every distribution's entry of that name, sorted. path: folders to look in, `sys.path` by default."""
     found: dict[str, set[CommandEntry]] = {}
-    distributions = metadata.distributions() if path is None else metadata.distributions(path=list(path))
-    seen: set[str] = set()
-    for distribution in distributions:
-        name = distribution.metadata["Name"]
-        if name is None or name.lower() in seen:
-            continue
-        seen.add(name.lower())
+    for distribution in registering_distributions(path):
         for entry in distribution.entry_points:
             if entry.group == GROUP:
-                command = CommandEntry(name=entry.name, value=entry.value, distribution=name, version=distribution.version)
+                origin = distribution.metadata
+                command = CommandEntry(name=entry.name, value=entry.value, distribution=origin["Name"], version=origin["Version"] or "")
                 found.setdefault(entry.name, set()).add(command)
     return {name: tuple(sorted(found[name], key=lambda entry: entry.distribution)) for name in sorted(found)}
 

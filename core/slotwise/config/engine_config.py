@@ -86,6 +86,7 @@ class SchedulerConfig(SlotConfig):
     long_prefill_token_threshold: int = Field(0, ge=0, description="Most prompt tokens of one request in a step; 0 = no cap of its own.")
     enable_chunked_prefill: bool = Field(True, description="Whether a prompt may be computed over several steps.")
     reserve_whole_prompt: bool = Field(False, description="Admit a request only when its whole prompt fits into free blocks.")
+    async_scheduling: bool = Field(False, description="Schedule the next step while the model computes the last one.")
     max_num_waiting: int | None = Field(None, ge=1, description="Most requests waiting; more are refused. By default no limit.")
 
 

@@ -15,6 +15,7 @@ from slotwise.engine.engine_core import EngineCore
 from slotwise.engine.kv_layout import allocate, negotiate_layout
 from slotwise.engine.kv_plan import KVPlan, num_blocks_for, plan_kv_groups
 from slotwise.engine.model_runner import ModelRunner
+from slotwise.engine.pipelined_core import PipelinedEngineCore
 from slotwise.engine.plan import EnginePlan
 from slotwise.engine.scheduler import Scheduler, SchedulerLimits
 from slotwise.errors import ConfigError, ResolutionError
@@ -76,7 +77,8 @@ def build_core(plan: EnginePlan, progress: ProgressCallback | None = None, *, lo
         device=plan.machine.device_type,
     )
     observers.engine_started(_engine_info(plan, scheduler))
-    return EngineCore(scheduler=scheduler, executor=runner, observers=observers, max_num_waiting=config.scheduler.max_num_waiting)
+    core_class = PipelinedEngineCore if config.scheduler.async_scheduling else EngineCore
+    return core_class(scheduler=scheduler, executor=runner, observers=observers, max_num_waiting=config.scheduler.max_num_waiting)
 
 
 def _model_len(config: EngineConfig, limit: int) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,17 +43,18 @@ class EngineStats:
         return not self.num_running and not self.num_waiting and self.num_free_blocks == self.num_usable_blocks
 
 
-class _Laps:
-    """Milliseconds between the marks of one step."""
+class StepTimes:
+    """Milliseconds spent on the parts of one step, for observers."""
 
     def __init__(self) -> None:
-        self.ms: list[float] = []
-        self._last = time.perf_counter()
+        self.schedule_ms = self.execute_ms = self.sample_ms = self.update_ms = 0.0
 
-    def mark(self) -> None:
-        now = time.perf_counter()
-        self.ms.append((now - self._last) * 1e3)
-        self._last = now
+    @contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        """`part`: `schedule`, `execute`, `sample` or `update`."""
+        start = time.perf_counter()
+        yield
+        setattr(self, f"{part}_ms", (time.perf_counter() - start) * 1e3)
 
 
 class EngineCore:
@@ -71,21 +73,33 @@ class EngineCore:
     def step(self) -> list[EngineCoreOutput]:
         """Schedule, execute, sample, update. If the model raises, the step's requests end, what it was to write is forgotten, and the
         exception goes on to the caller."""
-        lap = _Laps()
-        scheduled = self.scheduler.schedule()
-        lap.mark()
+        times = StepTimes()
+        scheduled = self.schedule(times)
         try:
-            self.executor.execute_model(scheduled)
-            lap.mark()
-            computed = self.executor.sample_tokens()
-            lap.mark()
+            computed = self.execute(scheduled, times)
         except BaseException:
             self.scheduler.fail_step(scheduled)
             raise
-        outputs = self.scheduler.update_from_output(scheduled, computed)
-        lap.mark()
+        return self.update(scheduled, computed, times)
+
+    def schedule(self, times: StepTimes) -> SchedulerOutput:
+        """Decide what the step computes."""
+        with times.measure("schedule"):
+            return self.scheduler.schedule()
+
+    def execute(self, scheduled: SchedulerOutput, times: StepTimes) -> ModelRunnerOutput:
+        """Compute it and sample; touches nothing but the executor."""
+        with times.measure("execute"):
+            self.executor.execute_model(scheduled)
+        with times.measure("sample"):
+            return self.executor.sample_tokens()
+
+    def update(self, scheduled: SchedulerOutput, computed: ModelRunnerOutput, times: StepTimes) -> list[EngineCoreOutput]:
+        """Append the tokens, end and free what is done, tell the observers."""
+        with times.measure("update"):
+            outputs = self.scheduler.update_from_output(scheduled, computed)
         if self.observers.active:
-            self._tell_observers(scheduled, outputs, lap)
+            self._tell_observers(scheduled, outputs, times)
         return outputs
 
     @property
@@ -127,6 +141,11 @@ class EngineCore:
             num_usable_blocks=self.scheduler.kv_cache.num_usable_blocks,
         )
 
+    def close(self) -> None:
+        """Abort what is left and tell the observers that the engine stopped."""
+        self.abort_all()
+        self.observers.engine_stopped()
+
     def abort_all(self) -> None:
         self.abort_requests(list(self.scheduler.requests))
 
@@ -134,15 +153,15 @@ class EngineCore:
         """Forget all cached prefixes; False while requests hold blocks."""
         return self.scheduler.reset_prefix_cache()
 
-    def _tell_observers(self, scheduled: SchedulerOutput, outputs: list[EngineCoreOutput], lap: _Laps) -> None:
+    def _tell_observers(self, scheduled: SchedulerOutput, outputs: list[EngineCoreOutput], times: StepTimes) -> None:
         kv_cache = self.scheduler.kv_cache
         self.observers.step_finished(
             StepEvent(
                 scheduler_output=scheduled,
-                schedule_ms=lap.ms[0],
-                execute_ms=lap.ms[1],
-                sample_ms=lap.ms[2],
-                update_ms=lap.ms[3],
+                schedule_ms=times.schedule_ms,
+                execute_ms=times.execute_ms,
+                sample_ms=times.sample_ms,
+                update_ms=times.update_ms,
                 num_running=len(self.scheduler.running),
                 num_waiting=self.scheduler.num_waiting,
                 num_kv_blocks=kv_cache.num_usable_blocks,

@@ -92,7 +92,7 @@ class EngineThread:
             self._core.abort_all()
             self._on_death(error)
         finally:
-            self._core.observers.engine_stopped()
+            self._core.close()
 
     def _take_messages(self) -> bool:
         """Empty the inbox; wait for a message if there is nothing to compute. False = stop."""

@@ -8,8 +8,10 @@ What this file does not know: which blocks belong to whom, quantised storage for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 
 from slotwise.errors import ResolutionError
@@ -37,10 +39,17 @@ def standard_layout(request: KVLayoutRequest) -> KVCacheLayout:
 
 
 def allocate(layout: KVCacheLayout, device: str | torch.device) -> torch.Tensor:
-    """A zeroed cache: a view of shape `layout.shape` whose memory order is `layout.stride_order`."""
+    """A zeroed cache: a view of shape `layout.shape` whose memory order is `layout.stride_order`.
+
+    On the CPU the system hands out its pages when they are first written, so that a large pool costs nothing until it is used.
+    """
     dtype = getattr(torch, layout.dtype)
     memory_shape = [layout.shape[dimension] for dimension in layout.stride_order]
-    memory = torch.zeros(memory_shape, dtype=dtype, device=device)
+    if torch.device(device).type == "cpu":
+        num_bytes = math.prod(memory_shape) * dtype.itemsize
+        memory = torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(memory_shape)
+    else:
+        memory = torch.zeros(memory_shape, dtype=dtype, device=device)
     inverse = [layout.stride_order.index(dimension) for dimension in range(len(layout.shape))]
     return memory.permute(inverse)
 

@@ -76,5 +76,4 @@ class LLMEngine:
 
     def shutdown(self) -> None:
         """Abort what is left and tell the observers."""
-        self.core.abort_all()
-        self.core.observers.engine_stopped()
+        self.core.close()

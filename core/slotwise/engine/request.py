@@ -58,6 +58,7 @@ class Request:
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
         "priority",
@@ -102,6 +103,8 @@ class Request:
         self.num_computed_tokens = 0
         self.num_cached_tokens = -1
         """Prefix-cache hit of the first admission; -1 before."""
+        self.num_output_placeholders = 0
+        """Tokens that steps in flight will add; not yet in `all_token_ids`."""
         self.num_preemptions = 0
         self.spec_token_ids: list[int] = []
 
@@ -111,7 +114,8 @@ class Request:
 
     @property
     def num_tokens_with_spec(self) -> int:
-        return len(self.all_token_ids) + len(self.spec_token_ids)
+        """Known tokens, those in flight, and drafts."""
+        return len(self.all_token_ids) + self.num_output_placeholders + len(self.spec_token_ids)
 
     @property
     def num_output_tokens(self) -> int:

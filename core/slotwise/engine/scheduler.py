@@ -112,14 +112,17 @@ class Scheduler:
             request = self.requests.get(request_id)
             if request is None:
                 continue
-            if request.status is RequestStatus.RUNNING:
-                self.running.remove(request)
-            else:
-                self.waiting.remove(request)
+            self._leave_queue(request, request.status)
             request.status = status
             self._release(request)
             ended.append(request)
         return ended
+
+    def _leave_queue(self, request: Request, status: RequestStatus) -> None:
+        if status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
 
     @property
     def has_requests(self) -> bool:
@@ -146,7 +149,7 @@ class Scheduler:
         while position < len(self.running) and step.budget > 0:
             request = self.running[position]
             num_tokens = self._num_tokens_to_schedule(request, request.num_computed_tokens, step)
-            if num_tokens == 0:
+            if num_tokens == 0 or self._ends_in_flight(request):
                 position += 1
                 continue
             allocation = self.kv_cache.allocate(request, num_tokens, num_lookahead_tokens=0)
@@ -200,6 +203,13 @@ class Scheduler:
             return False
         self._preempt_in_step(victim, step)
         return True
+
+    def _ends_in_flight(self, request: Request) -> bool:
+        """A step that is still running must give the request its last token: nothing may be computed after it."""
+        in_flight = request.num_output_placeholders
+        return in_flight > 0 and (
+            request.num_output_tokens + in_flight >= request.max_tokens or request.num_tokens + in_flight >= self.limits.max_model_len
+        )
 
     def _num_tokens_to_schedule(self, request: Request, num_computed: int, step: _Step) -> int:
         """Tokens of `request` that this step may compute; 0 if there is nothing to do for it."""
@@ -300,6 +310,8 @@ class Scheduler:
         for request_id, num_tokens in step.num_scheduled.items():
             request = self.requests[request_id]
             request.num_computed_tokens += num_tokens
+            if request.num_computed_tokens >= request.num_tokens + request.num_output_placeholders:
+                request.num_output_placeholders += 1
             if self._tells_scheduled:
                 self.policy.on_scheduled(request, num_tokens)
         return output
@@ -332,7 +344,7 @@ class Scheduler:
         outputs = []
         for request_id, token_ids in zip(computed.request_ids, computed.sampled_token_ids, strict=True):
             request = self.requests.get(request_id)
-            if request is None or request.status is not RequestStatus.RUNNING:
+            if request is None:
                 continue
             if computed.errors and (error := computed.errors.get(request_id)) is not None:
                 outputs.append(self._fail(request, error))
@@ -345,6 +357,9 @@ class Scheduler:
         return outputs
 
     def _append(self, request: Request, token_ids: list[int], computed: ModelRunnerOutput) -> EngineCoreOutput:
+        """The request may have been preempted since the step was scheduled; its token counts all the same."""
+        status = request.status
+        request.num_output_placeholders -= 1
         stopped = False
         for count, token_id in enumerate(token_ids, start=1):
             request.all_token_ids.append(token_id)
@@ -360,7 +375,7 @@ class Scheduler:
         if stopped:
             output.finish_reason = request.finish_reason
             output.stop_reason = request.stop_reason
-            self.running.remove(request)
+            self._leave_queue(request, status)
             self._release(request)
         return output
 

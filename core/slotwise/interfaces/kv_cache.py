@@ -12,10 +12,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+    from slotwise.interfaces.eviction import EvictionFactory
 
 NULL_BLOCK_ID = 0
 """The null block: never allocated, its content never matters."""
@@ -61,6 +63,8 @@ class KVCacheSetup:
     """Whether `take_events` will be called every step; a manager records nothing otherwise."""
     options: BaseModel | None = None
     """The component's validated options model, or None if it declares none."""
+    eviction: EvictionFactory | None = None
+    """Makes the policy of the `eviction` slot that was chosen; None = the manager's own default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,13 +118,45 @@ class KVRequest(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PartialHit:
+    """The start of a block that can be had by copying it: the request differs from its tokens further on, or needs the block to write into."""
+
+    group: int
+    """Index of the KV group."""
+    source_block: int
+    """The block that holds them."""
+    num_tokens: int
+    """Leading tokens of the block that are the request's own; 1 or more, fewer than a block."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockCopy:
+    """A copy of KV between two blocks of a group, in all its layers.
+
+    All copies of a step are carried out before its forward, and all their sources are read before the first target is written; so a
+    source need not be held, and may even be another copy's target.
+    """
+
+    group: int
+    """Index of the KV group."""
+    source_block: int
+    """Block to read; computed by earlier steps."""
+    target_block: int
+    """Block to write, the same positions; held by one request alone."""
+    num_tokens: int
+    """Leading tokens of the block to copy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CachedPrefix:
     """Result of a prefix lookup. Holding it reserves nothing: pass it to the next `allocate` of the request."""
 
     num_tokens: int
-    """Tokens that need not be computed."""
+    """Tokens that need not be computed: whole blocks, and those of `partial_hits`."""
     block_ids: tuple[tuple[int, ...], ...]
-    """Per group; null entries where a block is out of the window."""
+    """Per group, whole blocks; null entries where a block is out of the window."""
+    partial_hits: tuple[PartialHit, ...] = ()
+    """At most one per group: what the block after `block_ids` can start with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +165,8 @@ class Allocation:
 
     new_block_ids: tuple[tuple[int, ...], ...]
     """Per group, to be appended to its block table; includes the cached prefix's blocks on the first call."""
+    block_copies: tuple[BlockCopy, ...] = ()
+    """To be carried out before the next forward; only a manager that declares `copies_blocks` asks for any."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -162,7 +200,7 @@ class BlockStored:
     token_ids: tuple[int, ...]
     """Tokens of all the blocks, in order."""
     block_size: int
-    """Tokens per block."""
+    """Tokens in each of the blocks; fewer than the group's for a block stored before it was full."""
     group: int
     """Index of the KV group."""
     block_ids: tuple[int, ...] = ()
@@ -204,6 +242,9 @@ class KVUsage:
 
 class KVCacheManager(ABC):
     """Base of KV cache managers."""
+
+    copies_blocks: ClassVar[bool] = False
+    """Whether its allocations may carry `block_copies`. The engine then refuses KV layouts of a backend's own, which it cannot copy."""
 
     def __init__(self, setup: KVCacheSetup) -> None:
         self.setup = setup

@@ -20,6 +20,7 @@ BASE_CLASSES: Final[dict[str, str]] = {
     "attention": "slotwise.interfaces.attention:AttentionBackend",
     "scheduler": "slotwise.interfaces.scheduler:SchedulerPolicy",
     "kv_cache": "slotwise.interfaces.kv_cache:KVCacheManager",
+    "eviction": "slotwise.interfaces.eviction:EvictionPolicy",
     "sampler": "slotwise.interfaces.sampler:Sampler",
     "model": "slotwise.interfaces.model:Model",
     "weights": "slotwise.interfaces.model:Weights",

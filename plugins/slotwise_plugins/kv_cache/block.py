@@ -7,21 +7,58 @@ the queue in O(1) and nothing is allocated while the engine runs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from slotwise_plugins.kv_cache.hashing import BlockContent
 
+if TYPE_CHECKING:
+    from slotwise.interfaces.kv_cache import KVRequest
+    from slotwise_plugins.kv_cache.radix_tree import RadixNode
+
 
 class KVBlock:
-    """Bookkeeping of one block: who holds it, what can be found in it, where it stands in the free queue."""
+    """Bookkeeping of one block: who holds it, what can be found in it, where it stands in the free queue. A `CachedBlock` while idle."""
 
-    __slots__ = ("block_hash", "block_id", "content", "group", "newer_same", "next_free", "older_same", "prev_free", "ref_count")
+    __slots__ = (
+        "block_hash",
+        "block_id",
+        "content",
+        "first_token",
+        "group",
+        "is_spoiled",
+        "last_use",
+        "newer_same",
+        "next_free",
+        "node",
+        "num_bytes",
+        "num_hits",
+        "num_tokens",
+        "older_same",
+        "parent_hash",
+        "prev_free",
+        "ref_count",
+        "writer",
+    )
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_count = 0
         self.block_hash: bytes | None = None
-        """Set while the block can be found, by this hash, in the index of `group`."""
+        """Set while the block can be found; names its content within `group`."""
+        self.parent_hash: bytes | None = None
         self.group = 0
+        self.first_token = 0
+        self.num_tokens = 0
+        self.num_bytes = 0
+        """These six describe the content while it can be found; see `interfaces.eviction.CachedBlock`."""
+        self.num_hits = 0
+        self.last_use = 0
+        self.node: RadixNode | None = None
+        """Its place in the radix tree, of managers that have one."""
+        self.writer: KVRequest | None = None
+        """The request that computes its content, until that request gives it back; None = the content is complete."""
+        self.is_spoiled = False
+        """The step that was to write it failed: what its holder wrote into it is not to be trusted."""
         self.content: BlockContent | None = None
         """Kept only where the hash function alone is no proof of equal content."""
         self.older_same: KVBlock | None = None

@@ -24,6 +24,8 @@ class BlockGroup(ABC):
     def __init__(self, group: KVGroup, pool: BlockPool, hash_granularity: int) -> None:
         self.index = group.index
         self.block_size = group.block_size
+        self.bytes_per_block = group.bytes_per_block * max(1, len(group.layer_names))
+        """Over all layers."""
         self.links_per_block = group.block_size // hash_granularity
         self.pool = pool
 

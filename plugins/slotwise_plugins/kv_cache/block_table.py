@@ -55,18 +55,28 @@ class BlockTable:
 
     def register(self, chain: HashChain, num_tokens: int) -> None:
         """Make findable the blocks that `num_tokens` tokens fill; `chain` covers them."""
-        group, pool = self.group, self.group.pool
-        first, last = self.num_registered, num_tokens // group.block_size
+        first, last = self.num_registered, num_tokens // self.group.block_size
         if first >= last:
             return
         self.num_registered = last
-        became_findable = [
-            index
-            for index in range(first, last)
-            if pool.register(self.blocks[index], group.index, chain.hashes[group.link(index)], chain.content(group.link(index)))
-        ]
+        became_findable = [index for index in range(first, last) if self._register_block(chain, index)]
+        pool = self.group.pool
         if pool.record_events:
             pool.events += [self._stored(chain, run) for run in _consecutive_runs(became_findable)]
+
+    def _register_block(self, chain: HashChain, index: int) -> bool:
+        group = self.group
+        link = group.link(index)
+        return group.pool.register(
+            self.blocks[index],
+            group.index,
+            chain.hashes[link],
+            chain.content(link),
+            parent_hash=chain.hashes[group.link(index - 1)] if index else None,
+            first_token=index * group.block_size,
+            num_tokens=group.block_size,
+            num_bytes=group.bytes_per_block,
+        )
 
     def _stored(self, chain: HashChain, run: range) -> BlockStored:
         group, size, request = self.group, self.group.block_size, chain.request

@@ -26,7 +26,7 @@ def make_groups(groups: Sequence[KVGroup], pool: BlockPool, hash_granularity: in
     """The managed form of each group. Raises ValueError for a kind that is not managed here."""
     for group in groups:
         if group.kind not in GROUP_KINDS:
-            raise ValueError(f"KV group {group.index} is of kind {group.kind!r}; `paged` manages {', '.join(GROUP_KINDS)}.")
+            raise ValueError(f"KV group {group.index} is of kind {group.kind!r}; `paged` and `no_prefix` manage {', '.join(GROUP_KINDS)}.")
     return tuple(GROUP_KINDS[group.kind](group, pool, hash_granularity) for group in groups)
 
 

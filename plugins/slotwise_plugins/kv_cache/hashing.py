@@ -74,7 +74,7 @@ def _encode_text(text: str) -> bytes:
     return _U32.pack(len(data)) + data
 
 
-def _encode_keys(keys: Sequence[ExtraKey], start: int, end: int) -> bytes:
+def encode_keys(keys: Sequence[ExtraKey], start: int, end: int) -> bytes:
     """Source, value, and the covered interval relative to `start`: the same image one token later is other content."""
     parts = [_U32.pack(len(keys))]
     for key in keys:
@@ -94,11 +94,18 @@ class BlockHasher:
 
     def encode(self, parent: bytes, request: KVRequest, start: int) -> bytes:
         """Encoding of the link that begins at position `start`."""
-        end = start + self.granularity
-        tokens = self._pack_tokens(*request.all_token_ids[start:end])
-        extra_keys = request.extra_keys
-        keys = _encode_keys(keys_within(extra_keys, start, end), start, end) if extra_keys else _NO_KEYS
-        return _LENGTHS.pack(len(parent), self.granularity) + parent + tokens + keys
+        tokens = self._pack_tokens(*request.all_token_ids[start : start + self.granularity])
+        return self._encode(parent, request, start, self.granularity, tokens)
+
+    def encode_part(self, parent: bytes, request: KVRequest, start: int, num_tokens: int) -> bytes:
+        """Encoding of `num_tokens` tokens from position `start`, fewer than a whole link or as many."""
+        tokens = struct.pack(f"<{num_tokens}q", *request.all_token_ids[start : start + num_tokens])
+        return self._encode(parent, request, start, num_tokens, tokens)
+
+    def _encode(self, parent: bytes, request: KVRequest, start: int, num_tokens: int, tokens: bytes) -> bytes:
+        end, extra_keys = start + num_tokens, request.extra_keys
+        keys = encode_keys(keys_within(extra_keys, start, end), start, end) if extra_keys else _NO_KEYS
+        return _LENGTHS.pack(len(parent), num_tokens) + parent + tokens + keys
 
 
 class HashChain:

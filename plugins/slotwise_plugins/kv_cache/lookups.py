@@ -1,32 +1,45 @@
-"""What belongs to lookups rather than to blocks: hash chains of requests that wait, and the count of hits.
+"""What belongs to lookups rather than to blocks: chains of requests that wait, and the count of hits.
 
 What this file does not know: blocks, pools.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
 from slotwise.interfaces.kv_cache import CachedPrefix, KVRequest, PrefixCacheStats
-from slotwise_plugins.kv_cache.hashing import BlockHasher, HashChain
 
 MAX_WAITING_CHAINS = 1024
 """Chains kept for requests that hold no block yet; the oldest gives way and is hashed anew if its request is looked up again."""
 
 
-class WaitingChains:
+class Chain(Protocol):
+    """What lookups of one request are made with: a hash chain, or labels of a tree."""
+
+    @property
+    def request(self) -> KVRequest:
+        """Whose tokens it stands for."""
+
+
+ChainT = TypeVar("ChainT", bound=Chain)
+
+
+class WaitingChains(Generic[ChainT]):
     """Chains of requests that were looked up and hold nothing, so that a request looked up every step is hashed once."""
 
-    def __init__(self, hasher: BlockHasher) -> None:
-        self._hasher = hasher
-        self._chains: dict[str, HashChain] = {}
+    def __init__(self, make_chain: Callable[[KVRequest], ChainT]) -> None:
+        self._make_chain = make_chain
+        self._chains: dict[str, ChainT] = {}
 
     def __len__(self) -> int:
         return len(self._chains)
 
-    def get(self, request: KVRequest) -> HashChain:
+    def get(self, request: KVRequest) -> ChainT:
         """The request's chain. An id may come again with other tokens, so the request itself is compared."""
         chain = self._chains.get(request.request_id)
         if chain is None or chain.request is not request:
-            chain = self._chains[request.request_id] = HashChain(self._hasher, request)
+            chain = self._chains[request.request_id] = self._make_chain(request)
             if len(self._chains) > MAX_WAITING_CHAINS:
                 del self._chains[next(iter(self._chains))]
         return chain

@@ -69,4 +69,6 @@ def _build_on_meta(setup: ModelSetup) -> Any:
             f"transformers cannot build a causal language model for {name} ({type(error).__name__}: {error}). "
             "Check config.json, or install a transformers release that knows the architecture."
         ) from error
+    # A packed row has no padding; transformers would search each batch for padding tokens, and find real tokens of that id.
+    model.config.pad_token_id = None
     return model.eval().requires_grad_(False)

@@ -71,6 +71,7 @@ def test_urls_of_both_families() -> None:
             assert url_of(bound) == f"http://[::1]:{bound.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_serves_until_sigterm_and_finishes_the_stream_in_flight(tiny_model: TinyModel, tmp_path: Path) -> None:
     file = tmp_path / "prod.toml"
     file.write_text(f'[model]\nsource = "{tiny_model.path}"\nserved_name = "tiny"\n[server]\nport = 0\n[kv_cache]\nnum_blocks = 300\n')

@@ -19,22 +19,27 @@ def values(logprobs: dict[str, Any]) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("more", [{"top_k": 1, "temperature": 1.0}, {"temperature": 0.01}, {"echo": True}, {"allowed_token_ids": [40, 41]}])
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
-def test_masked_tokens_have_the_floor_and_chosen_ones_a_finite_value(start_server: StartServer, more: dict[str, Any], mode: str) -> None:
+def test_masked_tokens_have_the_floor_and_chosen_ones_a_finite_value(start_server: StartServer, mode: str) -> None:
     server = start_server(sampler={"logprobs_mode": mode})
-    body = {"prompt": "Hello", "logprobs": 5, "max_tokens": 3, **more}
-    choice = server.complete(**body)["choices"][0]
-    assert all(FLOOR <= value <= 1e-6 for value in values(choice["logprobs"]))
-    assert all(value is None or value > FLOOR for value in choice["logprobs"]["token_logprobs"])
-    has_masked = mode == "processed_logprobs" and "echo" not in more and more != {"temperature": 0.01}
-    assert (FLOOR in values(choice["logprobs"])) == has_masked
-    streamed = [chunk["choices"][0]["logprobs"] for chunk in server.chunks("completions", **body)]
-    for name, whole in choice["logprobs"].items():
-        assert [item for part in streamed for item in part[name]] == pytest.approx(whole, abs=1e-4) if name == "token_logprobs" else True
-    chat = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 5, "max_tokens": 2, **more}
-    chat.pop("echo", None)
-    assert server.post("chat/completions", chat).status_code == 200
+    masks = {"temperature": 1.0, "top_k": 1}, {"allowed_token_ids": [40, 41]}
+    for more in (*masks, {"temperature": 0.01, "seed": 1}, {"echo": True}):
+        body = {"prompt": "Hello", "logprobs": 5, "max_tokens": 3, **more}
+        logprobs = server.complete(**body)["choices"][0]["logprobs"]
+        assert all(FLOOR <= value <= 1e-6 for value in values(logprobs))
+        assert all(value is None or value > FLOOR for value in logprobs["token_logprobs"])
+        assert (FLOOR in values(logprobs)) == (mode == "processed_logprobs" and more in masks)
+        streamed = [chunk["choices"][0]["logprobs"] for chunk in server.chunks("completions", **body)]
+        assert [text for part in streamed for text in part["tokens"]] == logprobs["tokens"]
+        assert [value for part in streamed for value in part["token_logprobs"]] == pytest.approx(logprobs["token_logprobs"], abs=1e-4)
+
+
+def test_masked_tokens_have_the_floor_in_chat_too(start_server: StartServer) -> None:
+    server = start_server(sampler={"logprobs_mode": "processed_logprobs"})
+    body = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 5, "max_tokens": 2, "top_k": 1}
+    for token in server.post("chat/completions", body).json()["choices"][0]["logprobs"]["content"]:
+        assert token["logprob"] > FLOOR
+        assert [top["logprob"] for top in token["top_logprobs"]][1:] == [FLOOR] * 4
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -66,10 +71,9 @@ def test_offsets_without_echo_start_with_the_output(server: RunningServer) -> No
 
 @pytest.mark.parametrize("shown", [False, True])
 def test_a_stop_token_adds_to_the_text_only_where_it_is_shown(server: RunningServer, shown: bool) -> None:
-    ids = [5, 6, 7]
-    whole = server.complete(prompt=ids, logprobs=0, max_tokens=6, stream=False)["choices"][0]
-    stop_token = server.engine.tokenizer.encode(whole["logprobs"]["tokens"][0] or "?")[0]  # type: ignore[union-attr]
-    body = {"prompt": ids, "logprobs": 0, "stop_token_ids": [stop_token], "logit_bias": {str(stop_token): 100}}
+    assert server.engine.tokenizer is not None
+    stop_token = server.engine.tokenizer.encode("x")[0]
+    body = {"prompt": [5, 6, 7], "logprobs": 0, "stop_token_ids": [stop_token], "logit_bias": {str(stop_token): 100}}
     choice = server.complete(**body, include_stop_str_in_output=shown)["choices"][0]
     assert choice["finish_reason"] == "stop"
     assert choice["stop_reason"] == stop_token

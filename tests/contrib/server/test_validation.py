@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from conftest import RunningServer, TinyModel
 
 
+def strict_json(text: str) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
 def check_error(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
     assert response.status_code == status, response.text
     error: dict[str, Any] = response.json()["error"]
@@ -70,12 +77,12 @@ def test_max_tokens_left_out_or_null_means_the_rest_of_the_context(server: Runni
 
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty", "logprobs", "n", "seed"])
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", '"NaN"', "true", "[]"])
-def test_refuses_numbers_that_are_none(server: RunningServer, field: str, value: str) -> None:
-    body = f'{{"prompt": "the", "{field}": {value}}}'
-    response = server.http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
-    check_error(response, 400, field)
-    assert "NaN" not in response.text.replace("NaN and Infinity are no JSON", "")
+def test_refuses_numbers_that_are_none(server: RunningServer, field: str) -> None:
+    for value in ("NaN", "Infinity", "-Infinity", "1e999", '"NaN"', "true", "[]"):
+        body = f'{{"prompt": "the", "{field}": {value}}}'
+        response = server.http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+        strict_json(response.text)
+        check_error(response, 400, field)
 
 
 @pytest.mark.parametrize(
