@@ -40,19 +40,20 @@ def derived_folder(kind: str, source: Path, version: str, make: Callable[[Path],
     entry = cache_dir() / kind / _key(source, version)
     if _is_intact(entry):
         return entry
+    can_keep = True
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f".{entry.name}-"))
     except OSError as error:
         logger.warning("%s cannot be written (%s): what is derived from %s will be computed at each start", entry.parent, error, source)
-        entry, made = None, Path(tempfile.mkdtemp(prefix="slotwise-"))
+        can_keep, made = False, Path(tempfile.mkdtemp(prefix="slotwise-"))
     try:
         make(made)
         _write_manifest(made)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
-    return made if entry is None else _move_into_place(made, entry)
+    return _move_into_place(made, entry) if can_keep else made
 
 
 def _key(source: Path, version: str) -> str:

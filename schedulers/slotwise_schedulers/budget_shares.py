@@ -50,8 +50,11 @@ class BudgetShares:
         self._prompts.pop(request.request_id, None)
 
     def _count(self, request: SchedulableRequest, now: float) -> bool:
-        """Note that `request` is in its prompt. Returns whether this step's shares count it as such. The first question of a step looks at what
-        became of the prompts of the last one: some ended, some lost their blocks, some were not admitted."""
+        """Note that `request` is in its prompt. Returns whether this step's shares count it as such.
+
+        The first question of a step looks at what became of the prompts of the last one: some ended, some lost their blocks, some were
+        not admitted.
+        """
         request_id = request.request_id
         if now != self._asked_at or request_id in self._asked:
             self._prompts = {asked_id: asked for asked_id, asked in self._prompts.items() if _is_in_prompt(asked)}

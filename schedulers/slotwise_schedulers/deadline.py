@@ -1,7 +1,7 @@
 """`deadline`: the request whose next token is due first starts first, the one with the most slack gives way.
 
-Token k of a request (k = 0, 1, ...) is due `ttft + k * itl` after its arrival. So a request that ran ahead of its targets has slack, and one
-that fell behind has none.
+Token k of a request (k = 0, 1, ...) is due `ttft + k * itl` after its arrival. So a request that ran ahead of its targets has slack, and
+one that fell behind has none.
 
 What this file does not know: how long a step takes; a target that cannot be met is not noticed before it was missed.
 """
@@ -31,10 +31,14 @@ class DeadlineScheduler(BudgetSharingScheduler):
         return f"{what} due in {slack_ms:.0f} ms" if slack_ms >= 0 else f"{what} late by {-slack_ms:.0f} ms"
 
     def choose_victim(self, running: Sequence[SchedulableRequest], blocked: SchedulableRequest) -> Victim:
-        """Most slack. Each preemption a request suffered counts as a first-token time of slack less, or two that are level would take turns
-        and recompute for ever."""
-        victim = max(running, key=lambda request: (self.due(request) - request.num_preemptions * self._ttft(request), request.arrival_index))
-        return Victim(request=victim, reason=f"most slack: {victim.num_output_tokens} tokens made, {victim.num_preemptions} times preempted")
+        """Most slack. Each preemption a request suffered counts as a first-token time of slack less, or two that are level would take
+        turns, and recompute for each few tokens."""
+        victim = max(
+            running, key=lambda request: (self.due(request) - request.num_preemptions * self._ttft(request), request.arrival_index)
+        )
+        return Victim(
+            request=victim, reason=f"most slack: {victim.num_output_tokens} tokens made, {victim.num_preemptions} times preempted"
+        )
 
     def due(self, request: SchedulableRequest) -> float:
         """When its next token is due, seconds, the clock of `arrival_time`."""

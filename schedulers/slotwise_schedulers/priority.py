@@ -51,6 +51,7 @@ class PriorityScheduler(BudgetSharingScheduler):
     def _would_fit(self, candidate: SchedulableRequest, behind: Sequence[SchedulableRequest], state: SchedulerState) -> bool:
         """Whether the first chunk of `candidate` could find blocks after all of `behind` left; shared blocks make this an upper bound."""
         block_size = self.setup.block_size
-        needed = -(-min(candidate.num_tokens, state.token_budget) // block_size)
+        cached = self.setup.cached_prefix_len(candidate) if self.setup.cached_prefix_len else 0
+        needed = -(-min(candidate.num_tokens - cached, state.token_budget) // block_size)
         freed = sum(-(-request.num_computed_tokens // block_size) for request in behind)
         return needed <= state.num_free_blocks + freed

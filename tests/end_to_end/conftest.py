@@ -63,9 +63,8 @@ def smollm2_reference(smollm2: SharedModel, tmp_path_factory: pytest.TempPathFac
     """The same weights in transformers' own model, run by transformers' own code."""
     source = plan_engine(resolve_config("smollm2", None, {})).source
     assert source is not None
-    from slotwise_plugins.weights.gguf_weights import GgufWeights
-
     from slotwise.interfaces.model import WeightsSetup
+    from slotwise_plugins.weights.gguf_weights import GgufWeights
 
     model = AutoModelForCausalLM.from_config(source.hf_config, dtype=torch.float32).eval()
     state = dict(GgufWeights(WeightsSetup(path=source.weights_path, hf_config=source.hf_config)).tensors())

@@ -38,9 +38,7 @@ def prompts(smollm2: SharedModel) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(
-    smollm2_reference: PreTrainedModel, prompts: list[list[int]], greedy_of: Callable[..., list[list[int]]]
-) -> list[list[int]]:
+def expected(smollm2_reference: PreTrainedModel, prompts: list[list[int]], greedy_of: Callable[..., list[list[int]]]) -> list[list[int]]:
     return greedy_of(smollm2_reference, prompts, NUM_NEW)
 
 
@@ -58,7 +56,9 @@ def tokens(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         pytest.param({"block_size": 1}, id="blocks of 1"),
         pytest.param({"block_size": 48}, id="blocks of 48"),
         pytest.param({"attention": "reference"}, id="reference attention"),
-        pytest.param({"attention": "reference", "max_num_batched_tokens": 32, "max_num_seqs": 8, "block_size": 48}, id="reference, budget of 32"),
+        pytest.param(
+            {"attention": "reference", "max_num_batched_tokens": 32, "max_num_seqs": 8, "block_size": 48}, id="reference, budget of 32"
+        ),
         pytest.param({"attention": {"use": "torch_sdpa", "per_phase": {"decode": "reference"}}}, id="prefill and decode apart"),
         pytest.param({"scheduler": "priority"}, id="priority"),
     ],

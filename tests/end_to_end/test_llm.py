@@ -103,7 +103,9 @@ def test_the_last_vocabulary_row_is_a_legal_prompt(llm: LLM) -> None:
     assert len(llm.generate([[256]], GREEDY)[0].outputs[0].token_ids) == 8
 
 
-@pytest.mark.parametrize(("length", "max_tokens", "expected"), [(255, 10, 1), (255, None, 1), (255, 1, 1), (250, 100, 6), (250, None, 6), (8, 248, 248)])
+@pytest.mark.parametrize(
+    ("length", "max_tokens", "expected"), [(255, 10, 1), (255, None, 1), (255, 1, 1), (250, 100, 6), (250, None, 6), (8, 248, 248)]
+)
 def test_the_context_limit_counts_prompt_and_output(llm: LLM, length: int, max_tokens: int | None, expected: int) -> None:
     """Known bug 23."""
     output = llm.generate([[1] * length], SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True))[0]
@@ -117,12 +119,16 @@ def test_a_prompt_at_or_over_the_limit_names_both_numbers(llm: LLM, length: int)
         llm.generate([[1] * length], GREEDY)
 
 
-def test_a_request_that_can_never_fit_the_pool_is_refused_and_the_others_finish(tiny: SharedModel, assert_idle: Callable[[LLM], None]) -> None:
+def test_a_request_that_can_never_fit_the_pool_is_refused_and_the_others_finish(
+    tiny: SharedModel, assert_idle: Callable[[LLM], None]
+) -> None:
     """Known bug 15."""
     llm = tiny.engine(block_size=4, kv_cache={"num_blocks": 8})
-    with pytest.raises(PromptTooLongError, match="100 tokens.*32"):
+    with pytest.raises(PromptTooLongError, match=r"100 tokens.*32"):
         llm.generate([[1] * 100], GREEDY)
-    assert ids_of(llm.generate([[1] * 5, [2] * 5, [3] * 5], greedy(3))) == ids_of(tiny.engine().generate([[1] * 5, [2] * 5, [3] * 5], greedy(3)))
+    assert ids_of(llm.generate([[1] * 5, [2] * 5, [3] * 5], greedy(3))) == ids_of(
+        tiny.engine().generate([[1] * 5, [2] * 5, [3] * 5], greedy(3))
+    )
     long = llm.generate([[1] * 20], greedy(200))[0]
     assert long.outputs[0].finish_reason == "length"
     assert len(long.outputs[0].token_ids) == 13
@@ -130,7 +136,9 @@ def test_a_request_that_can_never_fit_the_pool_is_refused_and_the_others_finish(
 
 
 @pytest.mark.parametrize("num_blocks", [2, 3])
-def test_a_whole_prompt_in_the_cache_still_gives_the_same_tokens(tiny: SharedModel, num_blocks: int, assert_idle: Callable[[LLM], None]) -> None:
+def test_a_whole_prompt_in_the_cache_still_gives_the_same_tokens(
+    tiny: SharedModel, num_blocks: int, assert_idle: Callable[[LLM], None]
+) -> None:
     """Known bug 1: exact multiples of the block, one block, block + 1, and a second run while the first still decodes."""
     llm = tiny.engine(block_size=16)
     for length, cached in ((32, 16), (16, 0), (17, 16)):
@@ -158,7 +166,9 @@ def test_a_long_prompt_in_chunks_emits_nothing_before_its_last_chunk(tiny: Share
     alone = [ids_of(tiny.engine().generate([prompt], greedy(5)))[0] for prompt in prompts]
     llm = tiny.engine(max_num_batched_tokens=8, max_num_seqs=4)
     for index, prompt in enumerate(prompts):
-        llm.engine.add_request(prompt, SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, output_kind=OutputKind.DELTA), request_id=f"r{index}")
+        llm.engine.add_request(
+            prompt, SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, output_kind=OutputKind.DELTA), request_id=f"r{index}"
+        )
     emitted: dict[str, list[int]] = {}
     computed = 0
     while llm.engine.has_unfinished_requests:
@@ -235,6 +245,7 @@ def test_n_completions_differ_and_share_the_prompt(llm: LLM) -> None:
 @pytest.mark.parametrize("companions", [[], [None], [7], [None, 7, None]])
 def test_a_seed_isolates_its_request_from_the_batch(llm: LLM, companions: list[int | None]) -> None:
     """Known bug 41: alone, beside unseeded and seeded ones, in another row, after a global reseed."""
+
     def seeded(seed: int | None) -> SamplingParams:
         return SamplingParams(temperature=0.8, seed=seed, max_tokens=16, ignore_eos=True)
 
@@ -277,7 +288,9 @@ def test_logprobs_of_sampled_tokens_come_first_with_their_rank(llm: LLM) -> None
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 16, "max_num_seqs": 4}])
-def test_prompt_logprobs_do_not_depend_on_chunks_or_a_warm_cache(settings: dict[str, Any], tiny: SharedModel, assert_idle: Callable[[LLM], None]) -> None:
+def test_prompt_logprobs_do_not_depend_on_chunks_or_a_warm_cache(
+    settings: dict[str, Any], tiny: SharedModel, assert_idle: Callable[[LLM], None]
+) -> None:
     """Known bug 53."""
     prompt = [(7 * index) % 250 for index in range(40)]
     params = greedy(2, prompt_logprobs=2)
@@ -335,7 +348,7 @@ def test_min_tokens_releases_the_end_exactly_on_time(llm: LLM, min_tokens: int, 
     completion = llm.generate("hello", params)[0].outputs[0]
     assert len(completion.token_ids) == length
     assert completion.finish_reason == ("length" if min_tokens == 32 else "stop")
-    assert all(token != 256 for token in completion.token_ids[: min_tokens])
+    assert all(token != 256 for token in completion.token_ids[:min_tokens])
 
 
 class ScriptedLogits:
@@ -459,7 +472,9 @@ def test_a_configuration_without_a_model_says_so() -> None:
 def test_a_config_file_selects_components_and_their_settings(tiny_model: Path, tmp_path: Path) -> None:
     file = tmp_path / "engine.toml"
     file.write_text(
-        f'model = "{tiny_model}"\nattention = "reference"\n[scheduler]\nuse = "priority"\nmax_num_seqs = 3\n[kv_cache]\nenable_prefix_caching = false\n'
+        f'model = "{tiny_model}"\nattention = "reference"\n'
+        '[scheduler]\nuse = "priority"\nmax_num_seqs = 3\n'
+        "[kv_cache]\nenable_prefix_caching = false\n"
     )
     with LLM(config=file) as llm:
         assert {(part.slot, part.name) for part in llm.components} >= {("attention", "reference"), ("scheduler", "priority")}

@@ -84,16 +84,19 @@ def build_core(plan: EnginePlan, progress: ProgressCallback | None = None, *, lo
 def _model_len(config: EngineConfig, limit: int) -> int:
     wanted = config.model.max_model_len
     if wanted is not None and wanted > limit:
-        raise ConfigError(f"model.max_model_len is {wanted}, but the model was made for {limit} positions. Lower it.", key="model.max_model_len")
+        raise ConfigError(
+            f"model.max_model_len is {wanted}, but the model was made for {limit} positions. Lower it.", key="model.max_model_len"
+        )
     return wanted or limit
 
 
 def _fit_model_len(model_len: int, kv_cache: KVCacheManager) -> int:
-    """No request may be longer than what it can hold alone in the pool, or it would preempt itself for ever. Its last token needs no room."""
+    """A request longer than what it can hold alone in the pool would preempt itself for ever. Its last token needs no room."""
     capacity = kv_cache.max_request_tokens()
     if capacity + 1 < model_len:
         logger.warning(
-            "The KV cache holds %d tokens of one request; sequences are limited to that instead of %d. Raise kv_cache.num_blocks or memory_mib.",
+            "The KV cache holds %d tokens of one request; sequences are limited to that instead of %d. "
+            "Raise kv_cache.num_blocks or kv_cache.memory_mib.",
             capacity,
             model_len,
         )
@@ -107,9 +110,7 @@ def _kv_cache(plan: EnginePlan, kv_plan: KVPlan, model_len: int, *, enable_event
     num_blocks = section.num_blocks
     if num_blocks is None:
         memory = section.memory_mib * 2**20 if section.memory_mib is not None else plan.machine.memory_bytes // 4
-        num_blocks = num_blocks_for(
-            kv_plan, memory_bytes=memory, max_num_seqs=plan.config.scheduler.max_num_seqs, max_model_len=model_len
-        )
+        num_blocks = num_blocks_for(kv_plan, memory_bytes=memory, max_num_seqs=plan.config.scheduler.max_num_seqs, max_model_len=model_len)
     manager: KVCacheManager = chosen.implementation()(
         KVCacheSetup(
             groups=kv_plan.groups,
@@ -129,7 +130,8 @@ def _scheduler(plan: EnginePlan, kv_cache: KVCacheManager, model_len: int) -> Sc
     section, chosen = plan.config.scheduler, plan.components["scheduler"]
     if not section.enable_chunked_prefill and section.max_num_batched_tokens < model_len:
         raise ConfigError(
-            f"Without scheduler.enable_chunked_prefill a prompt must fit one step: max_num_batched_tokens is {section.max_num_batched_tokens}, "
+            "Without scheduler.enable_chunked_prefill a prompt must fit one step: "
+            f"max_num_batched_tokens is {section.max_num_batched_tokens}, "
             f"sequences may have {model_len} tokens. Raise the former or lower model.max_model_len.",
             key="scheduler.max_num_batched_tokens",
         )
@@ -191,8 +193,12 @@ def _attention(plan: EnginePlan, kv_plan: KVPlan, kv_dtype: str, *, num_blocks: 
         groups.append(GroupBackends(prefill=backend(group, first.prefill), decode=backend(group, first.decode)))
     caches = _allocate_caches(
         kv_plan,
-        {name: groups[group_of[name]].prefill.kv_cache_layout(_layout_request(layer, layout_name, kv_plan, group_of, num_blocks, kv_dtype))
-         for name, layer in layers.items()},
+        {
+            name: groups[group_of[name]].prefill.kv_cache_layout(
+                _layout_request(layer, layout_name, kv_plan, group_of, num_blocks, kv_dtype)
+            )
+            for name, layer in layers.items()
+        },
         plan.machine.device_type,
     )
     bound = [BoundLayer(layer=layer, group=group_of[name], kv_cache=caches[name]) for name, layer in layers.items()]
@@ -265,6 +271,8 @@ def components_in_use(plan: EnginePlan) -> Sequence[ComponentInUse]:
     for resolution in plan.resolutions:
         taken: Any = resolution.chosen_candidate
         found.append(
-            ComponentInUse(slot=resolution.slot, part=resolution.part, name=taken.name, distribution=taken.distribution, version=taken.version)
+            ComponentInUse(
+                slot=resolution.slot, part=resolution.part, name=taken.name, distribution=taken.distribution, version=taken.version
+            )
         )
     return found

@@ -110,8 +110,10 @@ class AsyncLLM:
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yields outputs as `sampling_params.output_kind` says, the last one with `finished`. Leaving the generator early (close, cancel) aborts
-        the request. Raises InvalidRequestError, QueueFullError or EngineDeadError."""
+        """Yields outputs as `sampling_params.output_kind` says, the last one with `finished`.
+
+        Leaving the generator early (close, cancel) aborts the request. Raises InvalidRequestError, QueueFullError or EngineDeadError.
+        """
         self._bind_loop()
         request = self.front_end.input_processor.process(
             prompt,

@@ -56,9 +56,7 @@ class BatchUpdater:
         """Apply the differences; returns the states that have no row (resumed, or unscheduled before)."""
         without_row = []
         data, batch = scheduled.scheduled_cached_requests, self.batch
-        for request_id, new_block_ids, num_computed in zip(
-            data.request_ids, data.new_block_ids, data.num_computed_tokens, strict=True
-        ):
+        for request_id, new_block_ids, num_computed in zip(data.request_ids, data.new_block_ids, data.num_computed_tokens, strict=True):
             state = self.states[request_id]
             state.num_computed_tokens = num_computed
             row = batch.row_of.get(request_id)

@@ -39,6 +39,10 @@ def apply_chat_template(
 
 def encode_rendered_chat(tokenizer: PreTrainedTokenizerBase | None, text: str) -> list[int]:
     """Token ids of a text that a chat template wrote: no special token is added."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"The messages are not valid text: {error}. Replace lone surrogates.", param="messages") from error
     return list(_required(tokenizer).encode(text, add_special_tokens=False, verbose=False))
 
 

@@ -110,7 +110,8 @@ class EngineCore:
         """Let a request wait for its turn. Raises QueueFullError at the configured limit."""
         if self._max_num_waiting is not None and self.scheduler.num_waiting >= self._max_num_waiting:
             raise QueueFullError(
-                f"{self.scheduler.num_waiting} requests are waiting and scheduler.max_num_waiting is {self._max_num_waiting}; try again later"
+                f"{self.scheduler.num_waiting} requests are waiting and scheduler.max_num_waiting is {self._max_num_waiting}; "
+                "try again later"
             )
         self.scheduler.add_request(
             Request(

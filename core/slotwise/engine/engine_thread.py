@@ -87,7 +87,7 @@ class EngineThread:
                     outputs = self._core.step()
                     if outputs:
                         self._on_outputs(outputs)
-        except BaseException as error:  # noqa: BLE001 - whatever it was, those who wait must hear of it
+        except BaseException as error:
             self.error = error
             self._core.abort_all()
             self._on_death(error)
@@ -110,7 +110,7 @@ class EngineThread:
         if isinstance(message, EngineCoreRequest):
             try:
                 self._core.add_request(message)
-            except Exception as error:  # noqa: BLE001 - this request's fault, and its waiter's to hear
+            except Exception as error:
                 self._on_refused(message.request_id, error)
         elif isinstance(message, tuple):
             self._core.abort_requests(message)

@@ -70,7 +70,9 @@ class FrontEnd:
         return components_in_use(self.plan)
 
 
-def resolve_config(model: str | None, config: str | os.PathLike[str] | LoadedConfig | EngineConfig | None, overrides: Mapping[str, Any]) -> EngineConfig:
+def resolve_config(
+    model: str | None, config: str | os.PathLike[str] | LoadedConfig | EngineConfig | None, overrides: Mapping[str, Any]
+) -> EngineConfig:
     """The settings that a front end's arguments ask for. A loaded configuration takes no further overrides."""
     keywords = {FLAT_NAMES.get(name, name): value for name, value in overrides.items()}
     if model is not None:
@@ -104,6 +106,4 @@ def front_end_of(plan: EnginePlan, progress: LoadProgress | None = None, *, load
         max_logprobs=config.sampler.max_logprobs,
         eos_token_ids=source.eos_token_ids,
     )
-    return FrontEnd(
-        plan=plan, core=core, tokenizer=tokenizer, input_processor=input_processor, output_processor=OutputProcessor(tokenizer)
-    )
+    return FrontEnd(plan=plan, core=core, tokenizer=tokenizer, input_processor=input_processor, output_processor=OutputProcessor(tokenizer))

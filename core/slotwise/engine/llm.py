@@ -87,9 +87,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete all prompts together; one output per prompt, in their order.
 
-        prompts: one prompt or a list; a prompt is a text, a list of ids, or a mapping with `prompt` or `prompt_token_ids`. sampling_params and
-        priority: one for all, or one per prompt. Raises InvalidRequestError if a prompt or its parameters cannot be served; then none of the
-        call's prompts runs.
+        prompts: one prompt or a list; a prompt is a text, a list of ids, or a mapping with `prompt` or `prompt_token_ids`. sampling_params
+        and priority: one for all, or one per prompt. Raises InvalidRequestError if a prompt or its parameters cannot be served; then none of
+        the call's prompts runs.
         """
         listed = _as_prompts(prompts)
         params = _one_each(sampling_params or SamplingParams(), len(listed), "sampling_params")
@@ -137,9 +137,7 @@ class LLM:
 
     def encode_chat(self, messages: Messages, *, chat_template: str | None = None, add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation under the chat template. Raises InvalidRequestError."""
-        return apply_chat_template(
-            self.tokenizer, messages, chat_template=chat_template, add_generation_prompt=add_generation_prompt
-        )
+        return apply_chat_template(self.tokenizer, messages, chat_template=chat_template, add_generation_prompt=add_generation_prompt)
 
     def shutdown(self) -> None:
         """Abort what is left and tell the observers."""

@@ -11,7 +11,10 @@ from slotwise.sampling_params import SamplingParams
 
 
 class LLMEngine:
-    """A front end stepped by its caller. If a step raises, every request is lost, the exception reaches the caller, and the engine serves on."""
+    """A front end stepped by its caller.
+
+    If a step raises, every request is lost, the exception reaches the caller, and the engine serves on.
+    """
 
     def __init__(self, front_end: FrontEnd) -> None:
         self.front_end = front_end

@@ -73,10 +73,7 @@ class ModelRunner:
         inputs = prepare_inputs(batch, num_scheduled)
         num_decodes = self._count_decodes(scheduled) if self.attention.needs_decodes_first else 0
         self.attention.begin_step(
-            [
-                common_metadata(batch, inputs, group, device=self.device, num_decodes=num_decodes)
-                for group in range(len(batch.block_tables))
-            ]
+            [common_metadata(batch, inputs, group, device=self.device, num_decodes=num_decodes) for group in range(len(batch.block_tables))]
         )
         prompt_indices, prompt_rows = find_prompt_rows(batch, inputs)
         output = self.model.forward(

@@ -107,7 +107,7 @@ def _check_limits(config: EngineConfig) -> None:
     scheduler = config.scheduler
     if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
         raise ConfigError(
-            f"scheduler.max_num_batched_tokens is {scheduler.max_num_batched_tokens} and scheduler.max_num_seqs is {scheduler.max_num_seqs}: "
+            f"scheduler.max_num_batched_tokens is {scheduler.max_num_batched_tokens} and max_num_seqs is {scheduler.max_num_seqs}: "
             "each running request needs one token per step. Raise the former or lower the latter.",
             key="scheduler.max_num_batched_tokens",
         )
@@ -184,7 +184,9 @@ def _part(section: AttentionConfig, layer: AttentionLayer, phase: str) -> str:
 
 def _resolve_backend(plan: EnginePlan, part: str, layers: Sequence[AttentionLayer]) -> str:
     config = plan.config
-    by_part: Mapping[str, SlotConfig] = {str(key): value for key, value in (*config.attention.per_kind.items(), *config.attention.per_phase.items())}
+    by_part: Mapping[str, SlotConfig] = {
+        str(key): value for key, value in (*config.attention.per_kind.items(), *config.attention.per_phase.items())
+    }
     choice = by_part[part] if part else config.attention
     assert plan.model is not None
     resolution = resolve_attention(
@@ -203,7 +205,8 @@ def _resolve_backend(plan: EnginePlan, part: str, layers: Sequence[AttentionLaye
     known = plan.attention.setdefault(chosen.name, chosen)
     if known.options != chosen.options:
         raise ConfigError(
-            f"attention: {chosen.name} is named twice with different options; one engine runs one instance per KV group. Give both the same.",
+            f"attention: {chosen.name} is named twice with different options, but one engine runs one instance of it per KV group. "
+            "Give both the same options.",
             key=f"attention.{where}options",
         )
     return chosen.name
@@ -215,7 +218,7 @@ def _refuse_fused_splits(plan: EnginePlan) -> None:
         for name in {layer.prefill, layer.decode} if layer.prefill != layer.decode else ():
             if plan.attention[name].loaded.component.capabilities.fused_kv_write:
                 raise ConfigError(
-                    f"attention.per_phase gives {layer.name} to {layer.prefill} (prefill) and {layer.decode} (decode), but {name} writes the KV "
-                    "cache inside its forward and must serve both phases. Choose one that writes it separately.",
+                    f"attention.per_phase gives {layer.name} to {layer.prefill} (prefill) and {layer.decode} (decode), but {name} writes "
+                    "the KV cache inside its forward and must serve both phases. Choose one that writes it separately.",
                     key="attention.per_phase",
                 )

@@ -56,6 +56,4 @@ def gather_prompt_logprobs(batch: InputBatch, rows: Sequence[PromptRows], logits
         top = torch.topk(logprobs, logprobs.shape[1] if wanted == -1 else wanted, dim=1)
         ids = torch.cat((targets, top.indices), dim=1).tolist()
         values = torch.cat((target_logprobs, top.values), dim=1).tolist()
-        state.prompt_logprobs.extend(
-            TokenLogprobs(token_ids=i, logprobs=v, rank=r) for i, v, r in zip(ids, values, ranks, strict=True)
-        )
+        state.prompt_logprobs.extend(TokenLogprobs(token_ids=i, logprobs=v, rank=r) for i, v, r in zip(ids, values, ranks, strict=True))

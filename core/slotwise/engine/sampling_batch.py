@@ -54,9 +54,7 @@ def sampling_metadata(states: Sequence[RequestState], *, vocab_size: int, device
 def kept_generators(states: Sequence[RequestState], is_partial: Sequence[bool]) -> dict[int, torch.Generator]:
     """Generators of the seeded rows whose sample is kept: a discarded row draws nothing of its own, so that a seeded result does not
     depend on how the prompt was cut."""
-    return {
-        row: state.generator for row, state in enumerate(states) if state.generator is not None and not is_partial[row]
-    }
+    return {row: state.generator for row, state in enumerate(states) if state.generator is not None and not is_partial[row]}
 
 
 def _forbidden_ids(params: Sequence[SamplingParams], vocab_size: int, device: str) -> torch.Tensor | None:

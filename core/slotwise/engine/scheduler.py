@@ -194,8 +194,10 @@ class Scheduler:
         return decision.allowed
 
     def _displace_for(self, request: Request, step: _Step) -> bool:
-        """Preempt a running request that the policy holds less urgent. Not after an admission: what was admitted may count on blocks that the
-        displaced one was to fill in this step."""
+        """Preempt a running request that the policy holds less urgent.
+
+        Not after an admission: what was admitted may count on blocks that the displaced one was to fill in this step.
+        """
         if not self._asks_displacement or step.new or step.resumed:
             return False
         victim = self.policy.displace(request, self.running, self._state(step))

@@ -172,8 +172,10 @@ class SchedulerPolicy(ABC):
         `arrival_index`). Called when a request starts to wait, arrival or preemption, and once a step if `dynamic_order`."""
 
     def make_queue(self) -> RequestQueue | None:
-        """A queue of the policy's own, where a heap over `order_key` would not do (an order that changes with what runs). Called once. None = the
-        core's heap."""
+        """A queue of the policy's own, where a heap over `order_key` would not do (an order that changes with what runs). Called once.
+
+        None = the core's heap.
+        """
         return None
 
     def order_reason(self, request: SchedulableRequest, now: float) -> str:
@@ -185,13 +187,13 @@ class SchedulerPolicy(ABC):
         return ALLOWED
 
     def choose_chunk(self, request: SchedulableRequest, num_tokens: int, state: SchedulerState) -> Chunk:
-        """How many of `num_tokens` (already within budget and caps) to schedule now. Called, if overridden, only for requests with more than one
-        token to compute."""
+        """How many of `num_tokens` (already within budget and caps) to schedule now.
+
+        Called, if overridden, only for requests with more than one token to compute.
+        """
         return Chunk(num_tokens=num_tokens, reason="")
 
-    def displace(
-        self, candidate: SchedulableRequest, running: Sequence[SchedulableRequest], state: SchedulerState
-    ) -> Victim | None:
+    def displace(self, candidate: SchedulableRequest, running: Sequence[SchedulableRequest], state: SchedulerState) -> Victim | None:
         """A running request that must give way to the waiting `candidate`, which found no seat or no blocks; None = let it wait. Called, if
         overridden, before the first admission of a step; never answer with a request that `order_key` puts before the candidate, or
         the two would take turns for ever."""

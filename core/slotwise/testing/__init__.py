@@ -1,0 +1,39 @@
+"""The conformance kit: the cases that every component of a slot must pass, built-in or a stranger's.
+
+    from slotwise.testing import KVCacheManagerConformance
+
+    class TestMyManager(KVCacheManagerConformance):
+        component = "my_manager"
+
+Names are loaded on first use: the pytest plug-in of this package is imported by every pytest run and must cost nothing. The kit needs
+hypothesis (`pip install "slotwise[testing]"`).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slotwise.testing.kv_cache import KVCacheManagerConformance
+    from slotwise.testing.scheduler import SchedulerPolicyConformance
+    from slotwise.testing.verdicts import ConformanceError, NotClaimedError
+
+_HOMES = {
+    "ConformanceError": "slotwise.testing.verdicts",
+    "KVCacheManagerConformance": "slotwise.testing.kv_cache",
+    "NotClaimedError": "slotwise.testing.verdicts",
+    "SchedulerPolicyConformance": "slotwise.testing.scheduler",
+}
+
+__all__ = ["ConformanceError", "KVCacheManagerConformance", "NotClaimedError", "SchedulerPolicyConformance"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'slotwise.testing' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
