@@ -24,13 +24,18 @@ MARK = "<!-- sections: written by docs/generate_settings.py (`make docs-contract
 
 
 def section_tables() -> Iterator[str]:
-    """A heading and a table for the top level and for each section."""
-    fields = EngineConfig.model_fields
-    sections = {name: field.annotation for name, field in fields.items() if _is_section(field)}
-    yield from _table("Top level", {name: field for name, field in fields.items() if name not in sections})
-    for name, section in sections.items():
+    """A heading and a table for the top level and for each section, those inside another section after it."""
+    yield from _table("Top level", {name: field for name, field in EngineConfig.model_fields.items() if not _is_section(field)})
+    yield from _tables_below(EngineConfig, "")
+
+
+def _tables_below(outer: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in outer.model_fields.items():
+        section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
-            yield from _table(f"`[{name}]`", section.model_fields, (section.__doc__ or "").strip())
+            plain = {key: inner for key, inner in section.model_fields.items() if not _is_section(inner)}
+            yield from _table(f"`[{prefix}{name}]`", plain, (section.__doc__ or "").strip())
+            yield from _tables_below(section, f"{prefix}{name}.")
 
 
 def _is_section(field: FieldInfo) -> bool:

@@ -20,7 +20,7 @@ class LongestPrefixScheduler(BudgetSharingScheduler):
         self.options = LongestPrefixOptions.model_validate(setup.options or {})
         super().__init__(setup, self.options)
         self._queue = PrefixWindowQueue(
-            setup.cached_prefix_len or _nothing_cached,
+            setup.cached_prefix_len,
             window=self.options.window,
             max_passes=self.options.max_passes,
             max_wait_seconds=self.options.max_wait_seconds,
@@ -44,7 +44,3 @@ class LongestPrefixScheduler(BudgetSharingScheduler):
         """Its seat will be given away: count cached tokens anew."""
         super().on_finished(request)
         self._queue.forget_scores()
-
-
-def _nothing_cached(request: SchedulableRequest) -> int:
-    return 0

@@ -19,8 +19,9 @@ class PrefixWindowQueue:
     request and once for each that comes into the window; it costs O(1) while nothing changes."""
 
     def __init__(
-        self, cached_prefix_len: Callable[[SchedulableRequest], int], *, window: int, max_passes: int, max_wait_seconds: float | None
+        self, cached_prefix_len: Callable[[SchedulableRequest], int] | None, *, window: int, max_passes: int, max_wait_seconds: float | None
     ) -> None:
+        """Without `cached_prefix_len` nothing is cached."""
         self._cached_prefix_len = cached_prefix_len
         self._window_len = window
         self._max_passes = max_passes
@@ -98,7 +99,7 @@ class PrefixWindowQueue:
         """Cached tokens, as of the last time that a request started or ended."""
         score = self._scores.get(request.request_id)
         if score is None:
-            score = self._scores[request.request_id] = self._cached_prefix_len(request)
+            score = self._scores[request.request_id] = self._cached_prefix_len(request) if self._cached_prefix_len else 0
         return score
 
 

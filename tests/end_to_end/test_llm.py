@@ -43,7 +43,7 @@ def test_text_and_ids_of_an_output_belong_together(llm: LLM) -> None:
     assert output.prompt == "hello"
     assert llm.tokenizer is not None
     assert output.prompt_token_ids == llm.tokenizer.encode("hello")
-    assert completion.text == llm.tokenizer.decode(completion.token_ids)
+    assert completion.text == llm.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
     assert completion.finish_reason == "length"
     assert output.finished
 
@@ -200,7 +200,7 @@ def test_preemption_is_invisible_in_the_output(settings: dict[str, Any], tiny: S
     assert preempted > 0
     assert [streams["0"], streams["1"]] == expected
     assert llm.tokenizer is not None
-    assert [texts["0"], texts["1"]] == [llm.tokenizer.decode(ids) for ids in expected]
+    assert [texts["0"], texts["1"]] == [llm.tokenizer.decode(ids, skip_special_tokens=True) for ids in expected]
     assert_idle(llm)
 
 

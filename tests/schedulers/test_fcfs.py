@@ -43,3 +43,7 @@ def test_admits_everyone_and_leaves_chunks_whole() -> None:
     state = SchedulerState(now=0.0, token_budget=8, num_running=0, num_waiting=1, num_free_blocks=1, num_usable_blocks=1)
     assert POLICY.admit(make_request(0), state) == ALLOWED
     assert POLICY.choose_chunk(make_request(0), 8, state).num_tokens == 8
+
+
+def test_says_that_the_head_arrived_first() -> None:
+    assert POLICY.order_reason(make_request(0), 5.0) == "arrived first"

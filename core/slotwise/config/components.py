@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slotwise.config.engine_config import EngineConfig, SlotConfig
+from slotwise.config.engine_config import EngineConfig, SlotConfig, slot_path, slot_section
 from slotwise.config.origins import Origins
 from slotwise.config.problems import Problem
 from slotwise.errors import ConfigError, PluginError
@@ -38,8 +38,8 @@ class NamedComponent:
 def named_components(config: EngineConfig) -> Iterator[NamedComponent]:
     """Every component named, `auto` included, slot by slot and part by part."""
     for slot in CONTRACT_VERSIONS:
-        if isinstance(section := getattr(config, slot, None), SlotConfig):
-            yield _named(slot, section, slot)
+        if (section := slot_section(config, slot)) is not None:
+            yield _named(slot, section, ".".join(slot_path(slot)))
     for table in ("per_kind", "per_phase"):
         for part, choice in getattr(config.attention, table).items():
             yield _named("attention", choice, f"attention.{table}.{part}", part)

@@ -6,7 +6,7 @@ are open). Field descriptions are the documentation that `config init` and `conf
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -90,6 +90,12 @@ class SchedulerConfig(SlotConfig):
     max_num_waiting: int | None = Field(None, ge=1, description="Most requests waiting; more are refused. By default no limit.")
 
 
+class EvictionConfig(SlotConfig):
+    """Eviction policy of the prefix cache."""
+
+    use: str = Field("lru", description="Eviction policy name.")
+
+
 class KVCacheConfig(SlotConfig):
     """KV cache manager and the pool it manages."""
 
@@ -103,6 +109,7 @@ class KVCacheConfig(SlotConfig):
     dtype: str = Field("auto", description="Storage dtype; `auto` = the model's.")
     layout: str = Field("auto", description="Memory layout (`nhd`, `hnd`, or a backend's own); `auto` = first that all backends accept.")
     hash_seed: str | None = Field(None, description="Fixes the start of hash chains, to share hashes between processes; random by default.")
+    eviction: EvictionConfig = Field(default_factory=EvictionConfig, description="Which cached block is given up first.")
 
 
 class SamplerConfig(SlotConfig):
@@ -164,3 +171,20 @@ class EngineConfig(Section):
     device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1`, ...; `auto` = a GPU if there is one.")
     seed: int = Field(0, ge=0, description="Seed of everything random that has no seed of its own.")
     num_threads: int | None = Field(None, ge=1, description="CPU threads of torch; by default all cores this process may use.")
+
+
+SLOT_PATHS: Final[dict[str, tuple[str, ...]]] = {"eviction": ("kv_cache", "eviction")}
+"""Slots whose section is not at the top level under their own name -> its path."""
+
+
+def slot_path(slot: str) -> tuple[str, ...]:
+    """Keys from the root to the section of a slot, if it has one."""
+    return SLOT_PATHS.get(slot, (slot,))
+
+
+def slot_section(config: EngineConfig, slot: str) -> SlotConfig | None:
+    """The section that chooses the component of a slot; None for slots without one (observers are a list)."""
+    section: Any = config
+    for key in slot_path(slot):
+        section = getattr(section, key, None)
+    return section if isinstance(section, SlotConfig) else None

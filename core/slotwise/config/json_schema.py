@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from slotwise.config.engine_config import EngineConfig, ObserversConfig, Section
+from slotwise.config.engine_config import EngineConfig, ObserversConfig, Section, slot_path
 from slotwise.interfaces.version import CONTRACT_VERSIONS
 from slotwise.plugin.component import Component
 from slotwise.plugin.registry import ComponentRegistry
@@ -24,9 +24,8 @@ def config_schema(registry: ComponentRegistry) -> dict[str, Any]:
     for section in _sections():
         _allow_shorthand(definitions, section)
     for slot, found in components.items():
-        section_name = _section_of(slot)
-        if section_name is not None:
-            _rule_options(definitions, schema["properties"][section_name], slot, found)
+        if (reference := _section_of(schema, slot)) is not None:
+            _rule_options(definitions, reference, slot, found)
     _rule_observers(definitions, components["observer"])
     return {"$schema": DIALECT, **schema}
 
@@ -37,13 +36,21 @@ def _components(registry: ComponentRegistry, slot: str) -> Iterator[Component]:
             yield state.component
 
 
-def _section_of(slot: str) -> str | None:
-    return slot if slot in EngineConfig.model_fields else None
+def _section_of(schema: dict[str, Any], slot: str) -> dict[str, Any] | None:
+    """The reference to the slot's section, wherever in the tree it stands; None for slots without one."""
+    *outer, last = slot_path(slot)
+    properties = schema["properties"]
+    for key in outer:
+        properties = schema["$defs"][f"{_target(properties[key])}Table"]["properties"]
+    found: dict[str, Any] | None = properties.get(last)
+    return found
 
 
-def _sections() -> Iterator[type[Section]]:
-    fields = EngineConfig.model_fields.values()
-    return (field.annotation for field in fields if isinstance(field.annotation, type) and issubclass(field.annotation, Section))
+def _sections(outer: type[Section] = EngineConfig) -> Iterator[type[Section]]:
+    for field in outer.model_fields.values():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield field.annotation
+            yield from _sections(field.annotation)
 
 
 def _allow_shorthand(definitions: dict[str, Any], section: type[Section]) -> None:

@@ -33,8 +33,11 @@ def _toml() -> str:
         for key, leaf in _leaves(section):
             lines += _toml_leaf(key, leaf, defaults[key])
         for key, child in _others(section):
-            description = _description(section, key)
-            lines += [f"# {description}", *(f"# {line}" for line in _toml_example(name, key, child))]
+            lines.append(f"# {_description(section, key)}")
+            if isinstance(child, Branch) and child.section is not None:
+                lines += [f"{key}.{inner} = {json.dumps(defaults[key][inner])}" for inner, _ in _leaves(child)]
+            else:
+                lines += [f"# {line}" for line in _toml_example(name, key, child)]
     return "\n".join(lines) + "\n"
 
 

@@ -19,7 +19,15 @@ from slotwise.engine.pipelined_core import PipelinedEngineCore
 from slotwise.engine.plan import EnginePlan
 from slotwise.engine.scheduler import Scheduler, SchedulerLimits
 from slotwise.errors import ConfigError, ResolutionError
-from slotwise.interfaces.attention import AttentionBackend, AttentionLayer, AttentionSetup, KVCacheLayout, KVLayoutRequest
+from slotwise.interfaces.attention import (
+    STANDARD_KV_LAYOUTS,
+    AttentionBackend,
+    AttentionLayer,
+    AttentionSetup,
+    KVCacheLayout,
+    KVLayoutRequest,
+)
+from slotwise.interfaces.eviction import EvictionSetup
 from slotwise.interfaces.kv_cache import KVCacheManager, KVCacheSetup, KVGroup, KVRequest
 from slotwise.interfaces.model import ProgressCallback, WeightsSetup
 from slotwise.interfaces.observer import ComponentInUse, EngineInfo, ObserverSetup
@@ -111,6 +119,8 @@ def _kv_cache(plan: EnginePlan, kv_plan: KVPlan, model_len: int, *, enable_event
     if num_blocks is None:
         memory = section.memory_mib * 2**20 if section.memory_mib is not None else plan.machine.memory_bytes // 4
         num_blocks = num_blocks_for(kv_plan, memory_bytes=memory, max_num_seqs=plan.config.scheduler.max_num_seqs, max_model_len=model_len)
+    eviction = plan.components["eviction"]
+    policy = eviction.implementation()
     manager: KVCacheManager = chosen.implementation()(
         KVCacheSetup(
             groups=kv_plan.groups,
@@ -121,6 +131,7 @@ def _kv_cache(plan: EnginePlan, kv_plan: KVPlan, model_len: int, *, enable_event
             max_num_batched_tokens=plan.config.scheduler.max_num_batched_tokens,
             enable_events=enable_events,
             options=chosen.options,
+            eviction=lambda num_blocks: policy(EvictionSetup(num_blocks=num_blocks, options=eviction.options)),
         )
     )
     return manager
@@ -165,6 +176,7 @@ def _attention(plan: EnginePlan, kv_plan: KVPlan, kv_dtype: str, *, num_blocks: 
         if layer.kv_sharing_target is not None:
             group_of[layer.name] = group_of[layer.kv_sharing_target]
     layout_name = _agree_on_layout(plan)
+    _refuse_copies_of_private_layout(plan, layout_name)
     instances: dict[tuple[int, str], AttentionBackend] = {}
 
     def backend(group: KVGroup, name: str) -> AttentionBackend:
@@ -215,6 +227,16 @@ def _agree_on_layout(plan: EnginePlan) -> str:
         offers = "; ".join(f"{backend}: {', '.join(layouts)}" for backend, layouts in accepted.items())
         raise ResolutionError(f"The attention backends agree on no KV layout ({offers}). Choose backends that share one.")
     return name
+
+
+def _refuse_copies_of_private_layout(plan: EnginePlan, layout_name: str) -> None:
+    manager = plan.components["kv_cache"]
+    if manager.implementation().copies_blocks and layout_name not in STANDARD_KV_LAYOUTS:
+        raise ConfigError(
+            f"kv_cache.use is {manager.name}, which copies KV between blocks, but the KV layout {layout_name} is a backend's own and "
+            f'cannot be copied. Choose a backend with a layout of {", ".join(STANDARD_KV_LAYOUTS)}, or kv_cache.use = "paged".',
+            key="kv_cache.use",
+        )
 
 
 def _layout_request(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slotwise.config.engine_config import EngineConfig
@@ -137,6 +137,42 @@ class AsyncLLM:
         finally:
             if not finished:
                 self._abort([request.request_id])
+
+    async def generate_session(
+        self, inputs: AsyncIterable[Prompt], sampling_params: SamplingParams | None = None, request_id: str | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """One request whose input comes piece by piece: each piece is a turn, answered with the context of all before. Outputs as for `generate`;
+        the last one follows the end of the input. Raises also what `inputs` raises."""
+        self._bind_loop()
+        pieces = aiter(inputs)
+        request = self.front_end.input_processor.process(
+            await anext(pieces), sampling_params or SamplingParams(), request_id=request_id, is_session=True
+        )
+        collector = RequestOutputCollector(request.sampling_params.output_kind)
+        self._output_processor.add_request(request, collector)
+        feeder = asyncio.create_task(self._feed(request.request_id, pieces, collector))
+        finished = False
+        try:
+            self._thread.add_request(request)
+            while not finished:
+                output = await collector.get()
+                finished = output.finished
+                yield output
+        finally:
+            feeder.cancel()
+            if not finished:
+                self._abort([request.request_id])
+
+    async def _feed(self, request_id: str, pieces: AsyncIterator[Prompt], collector: RequestOutputCollector) -> None:
+        try:
+            async for piece in pieces:
+                self._extend(request_id, self.front_end.input_processor.more_input(piece))
+            self._extend(request_id, None)
+        except Exception as error:
+            collector.put(error)
+
+    def _extend(self, request_id: str, token_ids: list[int] | None) -> None:
+        self._thread.call(lambda core: core.extend_session(request_id, token_ids))
 
     async def abort(self, request_id: str) -> None:
         """End all requests of that id; each yields a last output with reason `abort`. Unknown ids are ignored."""

@@ -32,6 +32,7 @@ class BatchUpdater:
         to_add = [self._new_state(data) for data in scheduled.scheduled_new_requests]
         to_add += self._update_known(scheduled)
         for state in to_add:
+            self.batch.remove(state.request_id)  # a session's next turn comes as a new request of the same id
             self.batch.add(state)
         self.batch.condense()
         if self._decode_first:

@@ -30,6 +30,8 @@ class EngineCoreRequest:
     """Smaller is more urgent."""
     client_id: str | None = None
     cache_salt: str | None = None
+    is_session: bool = False
+    """Takes more input after each turn: `LLMEngine.extend_session`."""
 
     @property
     def extra_keys(self) -> tuple[ExtraKey, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -125,9 +125,14 @@ class EngineCore:
                 client_id=request.client_id,
                 extra_keys=request.extra_keys,
                 bad_words_token_ids=request.bad_words_token_ids,
+                is_session=request.is_session,
             )
         )
         self._num_arrivals += 1
+
+    def extend_session(self, request_id: str, token_ids: Sequence[int] | None) -> None:
+        """More input for a session, None for the end of its input; ended ones are ignored."""
+        self.scheduler.extend_session(request_id, token_ids)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests at once; unknown and ended ones are ignored."""

@@ -55,6 +55,7 @@ class InputProcessor:
         client_id: str | None = None,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        is_session: bool = False,
     ) -> EngineCoreRequest:
         """prompt: text, token ids, or a mapping with `prompt`, `prompt_token_ids` (which win) or both. request_id: the caller's, any
         string, need not be unique. cache_salt: requests share cached prefixes only with those of the same salt.
@@ -68,6 +69,8 @@ class InputProcessor:
             token_ids = self._tokenize(text or "", add_special_tokens)
         self._check_prompt(token_ids)
         resolved = self._resolve(params, len(token_ids))
+        if is_session:
+            _check_session(resolved)
         external_id = request_id if request_id is not None else uuid.uuid4().hex
         return EngineCoreRequest(
             request_id=f"{external_id}-{uuid.uuid4().hex[:8]}",
@@ -81,7 +84,16 @@ class InputProcessor:
             priority=priority,
             client_id=client_id,
             cache_salt=cache_salt,
+            is_session=is_session,
         )
+
+    def more_input(self, prompt: Prompt) -> list[int]:
+        """Token ids of a session's next input. Raises InvalidRequestError."""
+        text, token_ids = split_prompt(prompt)
+        if token_ids is None:
+            token_ids = self._tokenize(text or "", add_special_tokens=False)
+        self._check_prompt(token_ids)
+        return token_ids
 
     def _tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
         if self._tokenizer is None:
@@ -149,3 +161,13 @@ class InputProcessor:
         if self._tokenizer is None:
             raise InvalidRequestError("bad_words needs text, but this engine has no tokenizer.", param="bad_words")
         return tokenize_bad_words(self._tokenizer, words)
+
+
+def _check_session(params: SamplingParams) -> None:
+    """Raises InvalidRequestError for what has no meaning when a request goes on after it stopped."""
+    if params.n > 1:
+        raise InvalidRequestError(f"n is {params.n}, but a session has one completion; ask for n=1.", param="n")
+    if params.stop:
+        raise InvalidRequestError("A session's turns end by stop_token_ids or max_tokens; stop strings are not supported.", param="stop")
+    if params.prompt_logprobs is not None:
+        raise InvalidRequestError("A session gives no prompt_logprobs; leave it out.", param="prompt_logprobs")

@@ -32,8 +32,12 @@ class LLMEngine:
         client_id: str | None = None,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        is_session: bool = False,
     ) -> str:
-        """Let a request wait. Returns its internal id. Raises InvalidRequestError or QueueFullError; then nothing was added."""
+        """Let a request wait. Returns its internal id. Raises InvalidRequestError or QueueFullError; then nothing was added.
+
+        is_session: where a plain request would end, this one waits for `extend_session`; max_tokens counts per turn.
+        """
         request = self._input_processor.process(
             prompt,
             params or SamplingParams(),
@@ -42,6 +46,7 @@ class LLMEngine:
             client_id=client_id,
             cache_salt=cache_salt,
             add_special_tokens=add_special_tokens,
+            is_session=is_session,
         )
         try:
             for child in self._output_processor.add_request(request):
@@ -67,6 +72,13 @@ class LLMEngine:
         if processed.request_ids_to_abort:
             self.core.abort_requests(processed.request_ids_to_abort)
         return processed.request_outputs
+
+    def extend_session(self, request_id: str, prompt: Prompt | None) -> None:
+        """More input for a session, by the id `add_request` returned, or None for the end of its input. It may come before the turn is over.
+
+        The sequence so far, without the last sampled token, is the context of the new input. Raises InvalidRequestError.
+        """
+        self.core.extend_session(request_id, None if prompt is None else self._input_processor.more_input(prompt))
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests by the caller's or the internal id; each gives a last output with reason `abort`. Unknown ids are ignored."""

@@ -13,6 +13,7 @@ import torch
 
 from slotwise.engine.attention_dispatch import AttentionDispatch
 from slotwise.engine.batch_update import BatchUpdater, is_decode
+from slotwise.engine.block_copy import copy_blocks
 from slotwise.engine.input_batch import InputBatch, RequestState
 from slotwise.engine.outputs import TokenLogprobs
 from slotwise.engine.prepare_inputs import StepInputs, common_metadata, prepare_inputs
@@ -66,6 +67,8 @@ class ModelRunner:
     def execute_model(self, scheduled: SchedulerOutput) -> None:
         """Everything up to the logits. A step without tokens only brings the batch up to date."""
         self.updater.apply(scheduled)
+        if scheduled.block_copies:
+            copy_blocks(self.attention.layers, scheduled.block_copies)
         if not scheduled.num_scheduled_tokens:
             return
         batch = self.batch

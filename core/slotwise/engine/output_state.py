@@ -76,6 +76,8 @@ class CompletionState:
             self._append_text(self._text_ids(new_ids, output.finish_reason), num_before)
         if output.finish_reason is not None:
             self.finish(output.finish_reason, output.stop_reason)
+        elif output.turn_ended and self._stream is not None:
+            self._show(self._stream.flush(), searched=False)
         stop_filter = self._stop_filter
         if stop_filter is None or stop_filter.matched is None:
             return False

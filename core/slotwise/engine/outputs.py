@@ -1,9 +1,15 @@
-"""Records that leave the engine core, and the results that users see. No torch here: token ids are ints, logprobs are floats."""
+"""Records that leave the engine core, and the results that users see. No torch here: token ids are ints, logprobs are floats.
+
+Those made for every request in every step are msgspec structs, which cost a fifth of a dataclass to make and are not tracked by the
+garbage collector: they must never be part of a reference cycle.
+"""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 
 class FinishReason(enum.StrEnum):
@@ -26,8 +32,7 @@ class TokenLogprobs:
     """Rank of the sampled token, 1 = most likely."""
 
 
-@dataclass(kw_only=True, slots=True)
-class EngineCoreOutput:
+class EngineCoreOutput(msgspec.Struct, kw_only=True, gc=False):
     """What one step gave one request."""
 
     request_id: str
@@ -42,6 +47,8 @@ class EngineCoreOutput:
     error: str | None = None
     """With finish_reason `error`: what happened."""
     num_cached_tokens: int = 0
+    turn_ended: bool = False
+    """A session (see `Request.is_session`) finished a turn and waits for more input, or goes on with input it has."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,8 +60,7 @@ class Logprob:
     decoded_token: str | None
 
 
-@dataclass(kw_only=True, slots=True)
-class CompletionOutput:
+class CompletionOutput(msgspec.Struct, kw_only=True, gc=False):
     """One of a request's n completions."""
 
     index: int
@@ -84,8 +90,7 @@ class RequestMetrics:
         return None if self.first_token_time is None else self.first_token_time - self.arrival_time
 
 
-@dataclass(kw_only=True, slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, kw_only=True, gc=False, eq=False):
     """State of a request: all of it, or what is new, as `SamplingParams.output_kind` says."""
 
     request_id: str
@@ -97,4 +102,12 @@ class RequestOutput:
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     error: str | None = None
-    metrics: RequestMetrics | None = field(default=None, compare=False)
+    metrics: RequestMetrics | None = None
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in everything but `metrics`, which differ from run to run."""
+        return isinstance(other, RequestOutput) and all(
+            getattr(self, name) == getattr(other, name) for name in self.__struct_fields__ if name != "metrics"
+        )
+
+    __hash__ = None  # type: ignore[assignment]

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from slotwise.config.engine_config import AttentionConfig, EngineConfig, SlotConfig
+from slotwise.config.engine_config import AttentionConfig, EngineConfig, SlotConfig, slot_path
 from slotwise.errors import ConfigError
 from slotwise.interfaces.attention import DECODE, PREFILL, AttentionLayer
 from slotwise.interfaces.model import Model, ModelDescription, ModelSetup
@@ -88,7 +88,7 @@ def plan_engine(config: EngineConfig, *, weigh_all: bool = False) -> EnginePlan:
     registry = ComponentRegistry(allow=config.plugins.allow, block=config.plugins.block, strict=config.plugins.strict)
     plan = EnginePlan(config=config, registry=registry, machine=describe_machine(config.device), weigh_all=weigh_all)
     _check_limits(config)
-    for slot, section in (("scheduler", config.scheduler), ("kv_cache", config.kv_cache)):
+    for slot, section in (("scheduler", config.scheduler), ("kv_cache", config.kv_cache), ("eviction", config.kv_cache.eviction)):
         _resolve(plan, slot, section)
     _resolve(plan, "sampler", config.sampler, logprobs_mode=config.sampler.logprobs_mode)
     for name in config.observers.use:
@@ -115,7 +115,7 @@ def _check_limits(config: EngineConfig) -> None:
 
 def _resolve(plan: EnginePlan, slot: str, section: SlotConfig, **needs: Any) -> Chosen:
     resolution = resolve_slot(slot, use=section.use, states=plan.candidates(slot, section.use), machine=plan.machine, **needs)
-    return _take(plan, resolution, section.options, prefix=f"{slot}.options")
+    return _take(plan, resolution, section.options, prefix=".".join((*slot_path(slot), "options")))
 
 
 def _take(plan: EnginePlan, resolution: Resolution, options: Mapping[str, Any], *, prefix: str) -> Chosen:

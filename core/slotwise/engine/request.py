@@ -6,6 +6,7 @@ What this file does not know: text, blocks, batches.
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Sequence
 
 from slotwise.engine.outputs import FinishReason
@@ -33,6 +34,11 @@ class RequestStatus(enum.IntEnum):
     def is_finished(self) -> bool:
         return self > RequestStatus.PREEMPTED
 
+    @property
+    def is_blocked(self) -> bool:
+        """Waits for something besides its turn; the scheduler sets it aside, so that it holds up nobody."""
+        return RequestStatus.WAITING < self < RequestStatus.RUNNING
+
 
 FINISH_REASONS = {
     RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
@@ -55,12 +61,15 @@ class Request:
         "client_id",
         "eos_token_ids",
         "extra_keys",
+        "is_session",
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_stale_outputs",
+        "pending_inputs",
         "priority",
         "request_id",
         "sampling_params",
@@ -83,6 +92,7 @@ class Request:
         client_id: str | None = None,
         extra_keys: Sequence[ExtraKey] = (),
         bad_words_token_ids: Sequence[list[int]] = (),
+        is_session: bool = False,
     ) -> None:
         self.request_id = request_id
         self.all_token_ids: list[int] = list(prompt_token_ids)
@@ -103,6 +113,12 @@ class Request:
         self.num_computed_tokens = 0
         self.num_cached_tokens = -1
         """Prefix-cache hit of the first admission; -1 before."""
+        self.is_session = is_session
+        """Takes more input after each turn (a turn ends where a plain request would), until its input ends."""
+        self.pending_inputs: deque[list[int] | None] = deque()
+        """Of a session: token ids that begin the next turns; None = no more input."""
+        self.num_stale_outputs = 0
+        """Steps in flight whose token belongs to a turn that is over."""
         self.num_output_placeholders = 0
         """Tokens that steps in flight will add; not yet in `all_token_ids`."""
         self.num_preemptions = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from slotwise.engine.outputs import EngineCoreOutput
@@ -18,7 +18,7 @@ from slotwise.engine.request import Request, RequestStatus
 from slotwise.engine.scheduler_output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from slotwise.engine.stop_check import check_stop
 from slotwise.engine.waiting_queue import WaitingQueue
-from slotwise.interfaces.kv_cache import Allocation, KVCacheManager
+from slotwise.interfaces.kv_cache import Allocation, BlockCopy, KVCacheManager
 from slotwise.interfaces.scheduler import RequestQueue, SchedulerPolicy, SchedulerState, Victim
 
 
@@ -56,6 +56,7 @@ class _Step:
     cached: list[Request] = field(default_factory=list)
     resumed: set[str] = field(default_factory=set)
     allocations: dict[str, Allocation] = field(default_factory=dict)
+    block_copies: dict[str, tuple[BlockCopy, ...]] = field(default_factory=dict)
     drafts: dict[str, list[int]] = field(default_factory=dict)
     preempted: set[str] = field(default_factory=set)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -79,13 +80,16 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
         """In admission order."""
-        self.waiting: RequestQueue = policy.make_queue() or WaitingQueue(policy)
+        own_queue = policy.make_queue()
+        self.waiting: RequestQueue = WaitingQueue(policy) if own_queue is None else own_queue  # an empty queue is falsy
         self.pause_state = PauseState.UNPAUSED
         self.record_reasons = False
         """Somebody reads `SchedulerOutput.reasons`: ask the policy why it orders as it does."""
         self.keep_finished = False
         """Somebody calls `take_finished` once a step."""
         self._finished: list[Request] = []
+        self._late_outputs: list[EngineCoreOutput] = []
+        """Ends of sessions that came about between steps."""
         self._clock = clock
         self._step_count = 0
         self._finished_request_ids: set[str] = set()
@@ -103,7 +107,26 @@ class Scheduler:
         if request.request_id in self.requests:
             raise ValueError(f"a request with the internal id {request.request_id!r} is already in the engine")
         self.requests[request.request_id] = request
-        self.waiting.add(request, self._clock())
+        if not request.status.is_blocked:
+            self.waiting.add(request, self._clock())
+
+    def unblock(self, request_id: str) -> None:
+        """What a set-aside request waited for is there: let it wait for its turn. Others are ignored."""
+        request = self.requests.get(request_id)
+        if request is not None and request.status.is_blocked:
+            request.status = RequestStatus.WAITING
+            self.waiting.add(request, self._clock())
+
+    def extend_session(self, request_id: str, token_ids: Sequence[int] | None) -> None:
+        """More input for a session, or None for the end of its input. Unknown and ended requests are ignored."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        request.pending_inputs.append(None if token_ids is None else list(token_ids))
+        if request.status is RequestStatus.WAITING_FOR_STREAMING_REQ:
+            self._begin_turn(request)
+            if request.is_finished:
+                self._late_outputs.append(EngineCoreOutput(request_id=request_id, new_token_ids=[], finish_reason=request.finish_reason))
 
     def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> list[Request]:
         """End requests from outside (abort, stop string); unknown and ended ones are ignored. Returns those that ended now."""
@@ -121,13 +144,13 @@ class Scheduler:
     def _leave_queue(self, request: Request, status: RequestStatus) -> None:
         if status is RequestStatus.RUNNING:
             self.running.remove(request)
-        else:
+        elif not status.is_blocked:
             self.waiting.remove(request)
 
     @property
     def has_requests(self) -> bool:
-        """Something runs or waits, or the runner has not been told of the last ends."""
-        return bool(self.requests or self._finished_request_ids)
+        """Something runs or waits for its turn, or an end has not been told of yet. What is set aside gives no work."""
+        return bool(self.running or len(self.waiting) or self._finished_request_ids or self._late_outputs)
 
     @property
     def num_waiting(self) -> int:
@@ -232,6 +255,8 @@ class Scheduler:
         request_id = request.request_id
         step.num_scheduled[request_id] = num_tokens
         step.allocations[request_id] = allocation
+        if allocation.block_copies:
+            step.block_copies[request_id] = allocation.block_copies
         step.budget -= num_tokens
         if request.spec_token_ids:
             num_drafts = num_tokens + request.num_computed_tokens - request.num_tokens
@@ -277,6 +302,7 @@ class Scheduler:
         """Take a request that was already scheduled out of this step, as if it had not been looked at."""
         step.budget += step.num_scheduled.pop(request.request_id)
         del step.allocations[request.request_id]
+        step.block_copies.pop(request.request_id, None)
         step.drafts.pop(request.request_id, None)
         step.cached.remove(request)
 
@@ -305,6 +331,7 @@ class Scheduler:
             scheduled_spec_decode_tokens=step.drafts,
             finished_request_ids=self._finished_request_ids,
             preempted_request_ids=step.preempted,
+            block_copies=[copy for copies in step.block_copies.values() for copy in copies],
             reasons=step.reasons,
         )
         self._finished_request_ids = set()
@@ -343,10 +370,13 @@ class Scheduler:
 
     def update_from_output(self, scheduled: SchedulerOutput, computed: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Append the sampled tokens, end what is done, free its blocks. Requests that ended while the step ran are skipped."""
-        outputs = []
+        outputs, self._late_outputs = self._late_outputs, []
         for request_id, token_ids in zip(computed.request_ids, computed.sampled_token_ids, strict=True):
             request = self.requests.get(request_id)
             if request is None:
+                continue
+            if request.num_stale_outputs:
+                request.num_stale_outputs -= 1
                 continue
             if computed.errors and (error := computed.errors.get(request_id)) is not None:
                 outputs.append(self._fail(request, error))
@@ -375,11 +405,41 @@ class Scheduler:
         if computed.prompt_logprobs:
             output.new_prompt_logprobs = computed.prompt_logprobs.get(request.request_id)
         if stopped:
+            self._leave_queue(request, status)
+            if request.is_session:
+                output.turn_ended = True
+                self._end_turn(request)
+            else:
+                self._release(request)
             output.finish_reason = request.finish_reason
             output.stop_reason = request.stop_reason
-            self._leave_queue(request, status)
-            self._release(request)
         return output
+
+    def _end_turn(self, request: Request) -> None:
+        """Give up seat and blocks, which stay findable, and go on with the next input if there is one."""
+        self.kv_cache.free(request)
+        request.status = RequestStatus.WAITING_FOR_STREAMING_REQ
+        request.stop_reason = None
+        request.num_computed_tokens = 0
+        request.num_stale_outputs += request.num_output_placeholders
+        request.num_output_placeholders = 0
+        if request.pending_inputs:
+            self._begin_turn(request)
+
+    def _begin_turn(self, request: Request) -> None:
+        """What was said so far becomes the prompt, except the last sampled token, whose KV was never computed. The end of the input, or of the
+        context, ends the request."""
+        token_ids = request.pending_inputs.popleft()
+        if token_ids is None or request.num_tokens - 1 + len(token_ids) >= self.limits.max_model_len:
+            request.status = RequestStatus.FINISHED_STOPPED if token_ids is None else RequestStatus.FINISHED_LENGTH_CAPPED
+            self._release(request)
+            return
+        request.all_token_ids[-1:] = token_ids
+        request.num_prompt_tokens = request.num_tokens
+        request.arrival_time = self._clock()
+        request.num_cached_tokens = -1
+        request.status = RequestStatus.WAITING
+        self.waiting.add(request, self._clock())
 
     def _fail(self, request: Request, error: str) -> EngineCoreOutput:
         """End a request whose logits were unusable; its blocks must not be found as a prefix by others."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slotwise.engine.outputs import TokenLogprobs
+from slotwise.interfaces.kv_cache import BlockCopy
 from slotwise.sampling_params import SamplingParams
 
 
@@ -55,6 +56,8 @@ class SchedulerOutput:
     """Ended since the last step; the runner forgets them. One may come again as new in the same step."""
     preempted_request_ids: set[str] = field(default_factory=set)
     new_block_ids_to_zero: list[int] = field(default_factory=list)
+    block_copies: list[BlockCopy] = field(default_factory=list)
+    """To be carried out before the forward: all sources are read, then all targets written."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Request id -> the policy's reason for what it decided, where it gave one."""
 

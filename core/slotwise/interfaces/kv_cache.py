@@ -119,7 +119,7 @@ class KVRequest(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialHit:
-    """The start of a block that can be had by copying it: the request differs from its tokens further on, or needs the block to write into."""
+    """The start of a block that can be had by copying it: the request cannot share the block, since it writes its own tokens behind them."""
 
     group: int
     """Index of the KV group."""

@@ -7,6 +7,8 @@ as a wrong id.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from slotwise.interfaces.kv_cache import ExtraKey, KVGroup
 from slotwise.testing.simulated_request import SimulatedRequest
 
@@ -51,14 +53,19 @@ class SimulatedMemory:
         writer, content = self._slots.get((block_id, position % group.block_size), (group.index, None))
         return content if writer == group.index else None
 
-    def copy(self, source_block: int, target_block: int, num_tokens: int) -> None:
-        """The first `num_tokens` slots of one block into another."""
-        for offset in range(num_tokens):
-            found = self._slots.get((source_block, offset))
+    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """(source block, target block, leading slots) of each copy; every source is read before the first target is written."""
+        read = [(target, offset, self._slots.get((source, offset))) for source, target, num in copies for offset in range(num)]
+        for target, offset, found in read:
             if found is None:
-                self._slots.pop((target_block, offset), None)
+                self._slots.pop((target, offset), None)
             else:
-                self._slots[target_block, offset] = found
+                self._slots[target, offset] = found
+
+    def spoil(self, block_id: int, num_tokens: int) -> None:
+        """Nobody knows any more what the first slots of a block hold."""
+        for offset in range(num_tokens):
+            self._slots.pop((block_id, offset), None)
 
 
 def first_visible(group: KVGroup, position: int) -> int:

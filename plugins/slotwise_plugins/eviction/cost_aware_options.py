@@ -13,5 +13,5 @@ class CostAwareOptions(ComponentOptions):
     attention_equals_at: int = Field(
         4096,
         ge=1,
-        description="Context length in tokens at which attending costs a token as much as all its other work; about 6 times the hidden size.",
+        description="Context length in tokens at which attention is half of a token's work; about 6 times the hidden size.",
     )

@@ -62,7 +62,7 @@ class BlockTable:
         became_findable = [index for index in range(first, last) if self._register_block(chain, index)]
         pool = self.group.pool
         if pool.record_events:
-            pool.events += [self._stored(chain, run) for run in _consecutive_runs(became_findable)]
+            pool.events += [self._stored(chain, run) for run in consecutive_runs(became_findable)]
 
     def _register_block(self, chain: HashChain, index: int) -> bool:
         group = self.group
@@ -97,7 +97,8 @@ class BlockTable:
             self.group.pool.forget(block)
 
 
-def _consecutive_runs(indices: Sequence[int]) -> list[range]:
+def consecutive_runs(indices: Sequence[int]) -> list[range]:
+    """Rising indices as runs without gaps: one event each."""
     runs: list[range] = []
     for index in indices:
         if runs and runs[-1].stop == index:

@@ -78,9 +78,14 @@ class BlockPool:
             block.last_use = self._num_uses
 
     def refresh(self, block: KVBlock) -> None:
-        """A request found this and takes a copy: as if it were held and given back at once."""
-        self.touch([block])
-        self.release([block])
+        """A request found this and takes a copy: it counts as used, and is held by nobody more than before."""
+        if block.ref_count == 0:
+            self.policy.remove(block)
+        self._num_uses += 1
+        block.num_hits += 1
+        block.last_use = self._num_uses
+        if block.ref_count == 0:
+            self.policy.add(block)
 
     def release(self, blocks: Iterable[KVBlock]) -> None:
         """One holder less for each, first to be evicted first."""

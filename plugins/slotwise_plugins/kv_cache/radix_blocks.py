@@ -11,6 +11,7 @@ from __future__ import annotations
 from slotwise.interfaces.kv_cache import BlockStored
 from slotwise_plugins.kv_cache.block import KVBlock
 from slotwise_plugins.kv_cache.block_group import BlockGroup
+from slotwise_plugins.kv_cache.block_table import consecutive_runs
 from slotwise_plugins.kv_cache.hashing import keys_within
 from slotwise_plugins.kv_cache.radix_labels import Label, TokenLabels
 from slotwise_plugins.kv_cache.radix_pool import RadixPool
@@ -25,83 +26,95 @@ class RadixRequestBlocks(RequestBlocks):
 
     makes_findable = True
 
-    def __init__(self, group: BlockGroup, pool: RadixPool, labels: TokenLabels, path: list[RadixNode], min_tail_tokens: int) -> None:
-        """`path`: nodes of the whole blocks the request starts with. `min_tail_tokens`: a last block of fewer is not kept."""
+    def __init__(self, group: BlockGroup, pool: RadixPool, labels: TokenLabels, *, min_tail_tokens: int) -> None:
+        """`min_tail_tokens`: a last block of fewer is not kept."""
         super().__init__((group,))
         self._pool = pool
         self._labels = labels
-        self._path = path
+        self._path: list[RadixNode] = []
         self._min_tail_tokens = min_tail_tokens
 
     def register(self, num_tokens: int) -> None:
         table = self.tables[0]
-        size, first = table.group.block_size, table.num_registered
+        if not self._path:
+            self._path += [_node_of(block) for block in table.blocks[: table.num_hits]]
+        first, last = table.num_registered, num_tokens // table.group.block_size
+        if first >= last:
+            return
         self._labels.extend(num_tokens)
-        for index in range(first, num_tokens // size):
-            node = self._hang(table.blocks[index], index, self._labels.blocks[index])
-            table.blocks[index].writer = self._labels.request
-            self._path.append(node)
-            table.num_registered = index + 1
+        became_findable = [index for index in range(first, last) if self._hang(index, self._labels.blocks[index])]
+        table.num_registered = last
+        if self._pool.record_events:
+            self._pool.events += [self._stored(run) for run in consecutive_runs(became_findable)]
 
     def settle(self, num_computed_tokens: int) -> None:
         """Also lets the computed start of the last block be found, since nobody will fill it any more."""
         super().settle(num_computed_tokens)
-        table, request = self.tables[0], self._labels.request
+        table = self.tables[0]
         for block in table.blocks[table.num_hits : table.num_registered]:
             block.writer = None
-        num_valid = min(num_computed_tokens, request.num_tokens)
+        num_valid = min(num_computed_tokens, self._labels.request.num_tokens - 1)  # the last token may still be under way
         index, num_tail = divmod(num_valid, table.group.block_size)
-        if num_tail >= max(1, self._min_tail_tokens) and index < len(table.blocks):
-            self._keep_tail(table.blocks[index], index, num_tail)
+        if num_tail >= self._min_tail_tokens and index <= table.num_registered and not table.blocks[index].is_spoiled:
+            self._keep_tail(index, self._labels.span(num_valid - num_tail, num_valid))
 
-    def _keep_tail(self, block: KVBlock, index: int, num_tail: int) -> None:
-        """Not if the block cannot be trusted, or what precedes it cannot be found, or another child begins with the same tokens."""
-        parent = self._parent(index)
-        if block.is_spoiled or (index > 0 and not parent.blocks):
+    def _keep_tail(self, index: int, label: Label) -> None:
+        """Not if what precedes it cannot be found, or another child begins with the same tokens."""
+        if index and not self._path[index - 1].blocks:
             return
-        start = index * self.tables[0].group.block_size
-        label = self._labels.span(start, start + num_tail)
-        if not any(_begins_with(node.label, label) for node in parent.neighbours(label)):
-            self._hang(block, index, label)
+        if any(_begins_with(node.label, label) for node in self._parent(index).neighbours(label)):
+            return
+        del self._path[index:]
+        if self._hang(index, label) and self._pool.record_events:
+            self._pool.events.append(self._stored(range(index, index + 1)))
+        self.tables[0].blocks[index].writer = None
 
-    def _hang(self, block: KVBlock, index: int, label: Label) -> RadixNode:
-        """Make `block` findable; a half-full sibling that says less is given up."""
-        parent = self._parent(index)
+    def _hang(self, index: int, label: Label) -> bool:
+        """Make the block at `index` findable and its node the end of the path; True if that content could not be found before. A sibling
+        that was stored half full and says less is given up."""
+        parent, block = self._parent(index), self.tables[0].blocks[index]
         group, request = self.tables[0].group, self._labels.request
         first_token = index * group.block_size
         node = self._pool.tree.child(parent, label, request, first_token)
+        self._path.append(node)
         shorter = [other for other in parent.neighbours(label) if other is not node and _begins_with(label, other.label)]
-        if self._pool.hang(block, node, first_token=first_token, num_bytes=group.bytes_per_block) and self._pool.record_events:
-            self._pool.events.append(self._stored(block, node, first_token))
+        block.writer = request
+        is_new = self._pool.hang(block, node, first_token=first_token, num_bytes=group.bytes_per_block)
         for half_full in [held for other in shorter for held in other.blocks]:
             self._pool.evict(half_full)
-        return node
+        return is_new
 
     def _parent(self, index: int) -> RadixNode:
         """Node before the block at `index`. If it was cut off, because its blocks were made unfindable, the path is made anew."""
-        tree, size = self._pool.tree, self.tables[0].group.block_size
-        parent = self._path[index - 1] if index else tree.root(self._labels.tree_keys)
-        if parent.is_attached:
-            return parent
+        tree, size, request = self._pool.tree, self.tables[0].group.block_size, self._labels.request
+        if index and self._path[index - 1].is_attached:
+            return self._path[index - 1]
+        parent = tree.root(self._labels.tree_keys)
         self._labels.extend(index * size)
-        parent, path = tree.root(self._labels.tree_keys), list[RadixNode]()
         for place, label in enumerate(self._labels.blocks[:index]):
-            parent = tree.child(parent, label, self._labels.request, place * size)
-            path.append(parent)
-        self._path[:index] = path
+            parent = self._path[place] = tree.child(parent, label, request, place * size)
         return parent
 
-    def _stored(self, block: KVBlock, node: RadixNode, first_token: int) -> BlockStored:
-        request, end = self._labels.request, first_token + len(node.label)
+    def _stored(self, run: range) -> BlockStored:
+        """The event for the blocks at `run`, of which only a single one may be half full."""
+        nodes, table, request = self._path[run.start : run.stop], self.tables[0], self._labels.request
+        size = len(nodes[0].label)
+        first_token = run.start * table.group.block_size
+        ends = [(first_token + place * size, first_token + (place + 1) * size) for place in range(len(nodes))]
         return BlockStored(
-            block_hashes=(node.block_hash,),
-            parent_hash=block.parent_hash,
-            token_ids=tuple(request.all_token_ids[first_token:end]),
-            block_size=len(node.label),
-            group=0,
-            block_ids=(block.block_id,),
-            extra_keys=(keys_within(request.extra_keys, first_token, end),),
+            block_hashes=tuple(node.block_hash for node in nodes),
+            parent_hash=table.blocks[run.start].parent_hash,
+            token_ids=tuple(request.all_token_ids[first_token : ends[-1][1]]),
+            block_size=size,
+            group=table.group.index,
+            block_ids=tuple(table.blocks[index].block_id for index in run),
+            extra_keys=tuple(keys_within(request.extra_keys, start, end) for start, end in ends),
         )
+
+
+def _node_of(block: KVBlock) -> RadixNode:
+    assert block.node is not None, f"block {block.block_id} was found but hangs nowhere"
+    return block.node
 
 
 def _begins_with(label: Label, start: Label) -> bool:

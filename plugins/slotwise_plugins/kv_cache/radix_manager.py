@@ -63,14 +63,15 @@ class RadixKVCacheManager(PooledKVCacheManager):
         if not self._reads_cache(request):
             return self._no_prefix
         match = self._match(request)
-        num_tokens = len(match.path) * self._block_size + match.num_copied
-        if num_tokens == 0:
+        if not match.path and match.source is None:
             return self._no_prefix
-        partial = match.source and PartialHit(group=0, source_block=match.source.block_id, num_tokens=match.num_copied)
+        partial_hits: tuple[PartialHit, ...] = ()
+        if match.source is not None:
+            partial_hits = (PartialHit(group=0, source_block=match.source.block_id, num_tokens=match.num_copied),)
         return CachedPrefix(
-            num_tokens=num_tokens,
+            num_tokens=len(match.path) * self._block_size + match.num_copied,
             block_ids=(tuple(_newest(node).block_id for node in match.path),),
-            partial_hits=(partial,) if partial else (),
+            partial_hits=partial_hits,
         )
 
     def _match(self, request: KVRequest) -> _Match:
@@ -99,9 +100,21 @@ class RadixKVCacheManager(PooledKVCacheManager):
                     match.source, match.num_copied = source, num_common
 
     def _hit_blocks(self, request: KVRequest, prefix: CachedPrefix) -> list[list[KVBlock]]:
-        if self.find_cached_prefix(request) != prefix:
-            raise ValueError(f"The cached prefix of request {request.request_id} is stale; look it up again.")
-        return [[self.pool.blocks[block_id] for block_id in prefix.block_ids[0]]]
+        labels = self._waiting_labels.get(request)
+        labels.extend(prefix.num_tokens)
+        hits = [self.pool.blocks[block_id] for block_id in prefix.block_ids[0]]
+        node = self._tree.find_root(labels.tree_keys)
+        for label, block in zip(labels.blocks, hits, strict=False):
+            node = None if node is None else node.children.get(label)
+            if node is None or block not in node.blocks:
+                raise _stale(request, block)
+        for hit in prefix.partial_hits:
+            source, start = self.pool.blocks[hit.source_block], len(hits) * self._block_size
+            label = labels.span(start, start + hit.num_tokens)
+            is_there = source.node is not None and source.node.parent is node and source.node.label[: hit.num_tokens] == label
+            if not is_there or not _is_complete(source):
+                raise _stale(request, source)
+        return [hits]
 
     def _use_partial_hits(self, prefix: CachedPrefix) -> None:
         for hit in prefix.partial_hits:
@@ -111,7 +124,7 @@ class RadixKVCacheManager(PooledKVCacheManager):
         if not self.setup.enable_prefix_caching:
             return RequestBlocks(self._groups)
         labels = self._waiting_labels.get(request)
-        return RadixRequestBlocks(self._group, self._radix_pool, labels, [], self._min_copied_tokens)
+        return RadixRequestBlocks(self._group, self._radix_pool, labels, min_tail_tokens=self._min_copied_tokens)
 
     def _end_lookup(self, request_id: str) -> None:
         self._waiting_labels.drop(request_id)
@@ -123,6 +136,10 @@ def _newest(node: RadixNode) -> KVBlock:
 
 def _is_complete(block: KVBlock) -> bool:
     return block.writer is None or block.writer.num_computed_tokens >= block.first_token + block.num_tokens
+
+
+def _stale(request: KVRequest, block: KVBlock) -> ValueError:
+    return ValueError(f"The cached prefix of request {request.request_id} is stale at block {block.block_id}; look it up again.")
 
 
 def _check_groups(groups: Sequence[KVGroup]) -> None:

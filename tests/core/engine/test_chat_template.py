@@ -71,3 +71,9 @@ def test_what_a_template_refuses_is_an_invalid_request(byte_level, template):
 def test_chat_without_a_tokenizer_is_refused():
     with pytest.raises(InvalidRequestError, match="tokenizer"):
         apply_chat_template(None, MESSAGES)
+
+
+def test_lone_surrogates_are_refused(byte_level):
+    byte_level.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    with pytest.raises(InvalidRequestError, match="surrogate"):
+        apply_chat_template(byte_level, [{"role": "user", "content": "\ud800"}])

@@ -1,4 +1,4 @@
-"""Small managers and requests for the tests of the `paged` KV cache manager."""
+"""Small managers and requests for the tests of the KV cache managers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from slotwise.interfaces.kv_cache import ExtraKey, KVCacheSetup, KVGroup
 from slotwise.sampling_params import SamplingParams
 from slotwise_plugins.kv_cache.hashing import SHA256, HashFunction
 from slotwise_plugins.kv_cache.manager import PagedKVCacheManager
+from slotwise_plugins.kv_cache.no_prefix import NoPrefixKVCacheManager
+from slotwise_plugins.kv_cache.pooled_manager import PooledKVCacheManager
+from slotwise_plugins.kv_cache.radix_manager import RadixKVCacheManager
 
 MakeManager = Callable[..., PagedKVCacheManager]
+MakeRadix = Callable[..., RadixKVCacheManager]
 MakeRequest = Callable[..., Request]
 
 
@@ -40,6 +44,22 @@ def make_manager() -> MakeManager:
 
 
 @pytest.fixture
+def make_radix() -> MakeRadix:
+    def make(*groups: KVGroup, **fields: Any) -> RadixKVCacheManager:
+        return RadixKVCacheManager(make_setup(*groups, **fields))
+
+    return make
+
+
+@pytest.fixture
+def make_no_prefix() -> Callable[..., NoPrefixKVCacheManager]:
+    def make(*groups: KVGroup, **fields: Any) -> NoPrefixKVCacheManager:
+        return NoPrefixKVCacheManager(make_setup(*groups, **fields))
+
+    return make
+
+
+@pytest.fixture
 def make_request() -> MakeRequest:
     def make(request_id: str, tokens: Sequence[int], *, extra_keys: Sequence[ExtraKey] = (), **fields: Any) -> Request:
         request = Request(
@@ -56,7 +76,7 @@ def make_request() -> MakeRequest:
 def compute() -> Callable[..., int]:
     """Admit a request with whatever is cached, compute all its tokens in one step, and return how many were cached."""
 
-    def run(manager: PagedKVCacheManager, request: Request) -> int:
+    def run(manager: PooledKVCacheManager, request: Request) -> int:
         prefix = manager.find_cached_prefix(request)
         assert manager.allocate(request, request.num_tokens - prefix.num_tokens, cached_prefix=prefix) is not None
         request.num_computed_tokens = request.num_tokens

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotwise.engine.request import Request
+from slotwise.interfaces.eviction import EvictionSetup
 from slotwise.interfaces.kv_cache import KVGroup
 from slotwise.sampling_params import SamplingParams
+from slotwise_plugins.eviction.lru import LruEviction
 from slotwise_plugins.kv_cache.block_group import BlockGroup
 from slotwise_plugins.kv_cache.coordinator import HybridCoordinator, NoPrefixCoordinator, make_coordinator, make_groups
 from slotwise_plugins.kv_cache.hashing import SHA256, BlockHasher, HashChain
@@ -37,7 +39,8 @@ def build(specs: list[tuple[dict[str, Any], int]]) -> tuple[tuple[BlockGroup, ..
     """Groups of the given kinds and block sizes, and the chain of one request of distinct tokens."""
     groups = [KVGroup(index=i, layer_names=(), block_size=size, bytes_per_block=1, **kind) for i, (kind, size) in enumerate(specs)]
     granularity = math.gcd(*(size for _, size in specs))
-    pool = BlockPool(2 + NUM_TOKENS * len(specs), len(specs), record_events=False)
+    num_blocks = 2 + NUM_TOKENS * len(specs)
+    pool = BlockPool(num_blocks, len(specs), LruEviction(EvictionSetup(num_blocks=num_blocks - 1)), record_events=False)
     request = Request(request_id="r", prompt_token_ids=range(NUM_TOKENS), sampling_params=SamplingParams())
     chain = HashChain(BlockHasher(SHA256, b"", granularity), request)
     chain.extend(NUM_TOKENS)
@@ -144,7 +147,7 @@ def test_caching_off_finds_nothing() -> None:
         ({"kind": "sliding_window"}, "window None"),
         ({"kind": "sliding_window", "sliding_window": 0}, "window 0"),
         ({"kind": "chunked_local"}, "chunk_len None"),
-        ({"kind": "mamba"}, "'mamba'; `paged` manages full, sliding_window, chunked_local"),
+        ({"kind": "mamba"}, "'mamba'; `paged` and `no_prefix` manage full, sliding_window, chunked_local"),
     ],
 )
 def test_refuses_groups_it_cannot_manage(make_manager: Callable[..., Any], make_group: Any, fields: dict[str, Any], message: str) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from slotwise.engine.request import Request
 from slotwise.interfaces.kv_cache import AllBlocksCleared, BlockRemoved, BlockStored, CachedPrefix, ExtraKey
-from slotwise_plugins.kv_cache.hashing import HashFunction
+from slotwise_plugins.eviction.lru import LruEviction
+from slotwise_plugins.kv_cache.hashing import SHA256, BlockHasher, HashChain, HashFunction
 from slotwise_plugins.kv_cache.lookups import MAX_WAITING_CHAINS, WaitingChains
 from slotwise_plugins.kv_cache.manager import PagedKVCacheManager
 
@@ -28,7 +29,8 @@ def ref_counts(manager: PagedKVCacheManager, request: Request) -> list[int]:
 
 
 def free_ids(manager: PagedKVCacheManager) -> list[int]:
-    return [block.block_id for block in manager.pool.free_queue]
+    assert isinstance(manager.pool.policy, LruEviction)
+    return [block.block_id for block in manager.pool.empty_queue] + list(manager.pool.policy)
 
 
 def decode(manager: PagedKVCacheManager, request: Request, token: int = 7) -> tuple[int, ...]:
@@ -428,8 +430,9 @@ def test_an_id_that_comes_again_with_other_tokens_is_another_request(make_manage
     assert manager.find_cached_prefix(make_request("x", range(50, 59))).num_tokens == 0
 
 
-def test_chains_of_requests_that_only_wait_are_bounded(make_request: Make, make_manager: Make) -> None:
-    chains = WaitingChains(make_manager()._hasher)
+def test_chains_of_requests_that_only_wait_are_bounded(make_request: Make) -> None:
+    hasher = BlockHasher(SHA256, b"", 4)
+    chains = WaitingChains(lambda request: HashChain(hasher, request))
     for number in range(MAX_WAITING_CHAINS + 5):
         chains.get(make_request(f"r{number}", [1]))
     assert len(chains) == MAX_WAITING_CHAINS

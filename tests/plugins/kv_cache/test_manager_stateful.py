@@ -1,4 +1,4 @@
-"""Random traffic against a simulated memory.
+"""Random traffic against a simulated memory, for every built-in manager under every built-in eviction policy and one that knows no order.
 
 The machine plays scheduler and model: every position written leaves a mark that names all tokens (and keys) it depends on, and every
 position a step would read must carry the mark of its own request. A stale hit, a shared block written, a block freed too early or
@@ -7,6 +7,8 @@ used twice all show up as a wrong mark.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from typing import Any
 
 from hypothesis import settings
@@ -14,10 +16,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slotwise.engine.request import Request
-from slotwise.interfaces.kv_cache import AllBlocksCleared, BlockRemoved, BlockStored, ExtraKey, KVCacheSetup, KVGroup
+from slotwise.interfaces.eviction import CachedBlock, EvictionPolicy, EvictionSetup
+from slotwise.interfaces.kv_cache import AllBlocksCleared, BlockCopy, BlockRemoved, BlockStored, ExtraKey, KVCacheSetup, KVGroup
 from slotwise.sampling_params import SamplingParams
+from slotwise_plugins.eviction.cost_aware import CostAwareEviction
+from slotwise_plugins.eviction.lfu import LfuEviction
+from slotwise_plugins.eviction.lru import LruEviction
 from slotwise_plugins.kv_cache.hashing import SHA256, HashFunction
 from slotwise_plugins.kv_cache.manager import PagedKVCacheManager
+from slotwise_plugins.kv_cache.no_prefix import NoPrefixKVCacheManager
+from slotwise_plugins.kv_cache.pooled_manager import PooledKVCacheManager
+from slotwise_plugins.kv_cache.radix_manager import RadixKVCacheManager
+from slotwise_plugins.kv_cache.radix_options import RadixOptions
+from slotwise_plugins.kv_cache.radix_tree import RadixNode
 
 WEAK_HASH = HashFunction(name="weak", digest=lambda data: bytes([sum(data) % 3]), is_proof=False)
 MAX_MODEL_LEN = 40
@@ -30,6 +41,29 @@ KINDS: list[dict[str, Any]] = [
     {"kind": "chunked_local", "chunk_len": 8},
 ]
 GARBAGE = "mark of a rejected draft"
+
+
+class HeadFirstEviction(EvictionPolicy):
+    """The worst order for a prefix cache: of a chain the first block goes first. Allowed, so it must cost hits and nothing else."""
+
+    def __init__(self, setup: EvictionSetup) -> None:
+        super().__init__(setup)
+        self.ids: list[int] = []
+
+    def add(self, block: CachedBlock) -> None:
+        self.ids.append(block.block_id)
+
+    def remove(self, block: CachedBlock) -> None:
+        self.ids.remove(block.block_id)
+
+    def pop_victim(self) -> int:
+        return self.ids.pop()
+
+    def clear(self) -> None:
+        self.ids.clear()
+
+
+POLICIES = [LruEviction, LfuEviction, CostAwareEviction, HeadFirstEviction]
 prompts = st.tuples(st.integers(1, 20), st.lists(st.integers(0, 1), max_size=4), st.sampled_from([None, None, "x"]))
 
 
@@ -39,16 +73,31 @@ def first_visible(group: KVGroup, position: int) -> int:
     return position // group.chunk_len * group.chunk_len if group.chunk_len is not None else 0
 
 
-class PagedManagerMachine(RuleBasedStateMachine):
+class ManagerMachine(RuleBasedStateMachine):
+    """Scheduler and model for one manager; subclasses make it."""
+
+    finds_prefixes = True
+    kinds = KINDS
+    max_groups = 2
+
+    def make(self, setup: KVCacheSetup, data: st.DataObject) -> PooledKVCacheManager:
+        raise AssertionError("a subclass makes the manager")
+
+    def findable_now(self) -> set[tuple[int, bytes]]:
+        """(group, hash) of everything that can be found."""
+        indexes = self.manager.pool.indexes
+        return {(group, block_hash) for group, index in enumerate(indexes) for block_hash in index.hashes()}
+
     @initialize(
-        specs=st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from([1, 2, 3, 4])), min_size=1, max_size=2),
+        data=st.data(),
         num_usable_blocks=st.integers(5, 20),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
-        hash_function=st.sampled_from([SHA256, WEAK_HASH]),
+        policy=st.sampled_from(POLICIES),
     )
-    def build(
-        self, specs: list[tuple[dict[str, Any], int]], num_usable_blocks: int, enable_prefix_caching: bool, hash_function: HashFunction
-    ) -> None:
+    def build(self, data: st.DataObject, num_usable_blocks: int, enable_prefix_caching: bool, policy: type[EvictionPolicy]) -> None:
+        specs = data.draw(
+            st.lists(st.tuples(st.sampled_from(self.kinds), st.sampled_from([1, 2, 3, 4])), min_size=1, max_size=self.max_groups)
+        )
         self.groups = tuple(
             KVGroup(index=index, layer_names=(), block_size=size, bytes_per_block=1, **kind) for index, (kind, size) in enumerate(specs)
         )
@@ -60,8 +109,10 @@ class PagedManagerMachine(RuleBasedStateMachine):
             hash_seed=b"",
             max_num_batched_tokens=MAX_STEP_TOKENS,
             enable_events=True,
+            eviction=lambda num_blocks: policy(EvictionSetup(num_blocks=num_blocks)),
         )
-        self.manager = PagedKVCacheManager(setup, hash_function=hash_function)
+        self.manager = self.make(setup, data)
+        self.enable_prefix_caching = enable_prefix_caching and self.finds_prefixes
         self.longest = self.manager.max_request_tokens()
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -96,6 +147,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running or self.waiting)
     def step(self, data: st.DataObject, step_fails: bool, whole_prompt: bool) -> None:
         self.scheduled: dict[str, tuple[Request, int, int]] = {}
+        self.copies: list[BlockCopy] = []
         num_preempted = 0
         for request in list(self.running):
             if request in self.running:
@@ -143,6 +195,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
         prefix = self.manager.find_cached_prefix(request)
         assert prefix == self.manager.find_cached_prefix(request)
         assert prefix.num_tokens < request.num_tokens
+        assert self.enable_prefix_caching or not prefix.num_tokens
         num_tokens, _ = self.draw_sizes(data, request.num_tokens - prefix.num_tokens)
         allocation = self.manager.allocate(request, num_tokens, cached_prefix=prefix, reserve_whole_prompt=whole_prompt)
         if allocation is None:
@@ -153,7 +206,10 @@ class PagedManagerMachine(RuleBasedStateMachine):
         self.extend_table(request, allocation.new_block_ids)
         for group, gained, hit in zip(self.groups, allocation.new_block_ids, prefix.block_ids, strict=True):
             assert gained[: len(hit)] == hit
-            assert len(hit) * group.block_size == prefix.num_tokens
+            num_copied = sum(part.num_tokens for part in prefix.partial_hits if part.group == group.index)
+            assert len(hit) * group.block_size + num_copied == prefix.num_tokens
+            assert num_copied < group.block_size
+        self.copies += allocation.block_copies
         request.num_computed_tokens = prefix.num_tokens
         self.scheduled[request.request_id] = (request, num_tokens, 0)
         return True
@@ -167,7 +223,10 @@ class PagedManagerMachine(RuleBasedStateMachine):
             assert all(block_id in (0, mine) for mine, block_id in zip(table, known, strict=True))
 
     def fail(self) -> None:
-        """The step was scheduled, counted as computed, and its forward raised: nothing was written, its requests end."""
+        """The step was scheduled, counted as computed, and its forward raised half-way: what it wrote is worthless, its requests end."""
+        self.copy()
+        for request, num_tokens, _ in self.scheduled.values():
+            self.write(request, num_tokens, 0, mark=GARBAGE)
         for request, num_tokens, _ in self.scheduled.values():
             request.num_computed_tokens += num_tokens
             self.manager.evict_blocks(block_id for table in self.manager.block_ids(request.request_id) for block_id in table)
@@ -180,7 +239,19 @@ class PagedManagerMachine(RuleBasedStateMachine):
         queue = self.running if request in self.running else self.waiting
         queue.remove(request)
 
+    def copy(self) -> None:
+        """All sources are read before the first target is written."""
+        read = [
+            ((copy.target_block, offset), self.memory.get((copy.source_block, offset)))
+            for copy in self.copies
+            for offset in range(copy.num_tokens)
+        ]
+        assert len({copy.target_block for copy in self.copies}) == len(self.copies)
+        assert all(self.manager.pool.blocks[copy.target_block].ref_count >= 1 for copy in self.copies)
+        self.memory.update(read)
+
     def execute(self, data: st.DataObject) -> None:
+        self.copy()
         for request, num_tokens, num_lookahead in self.scheduled.values():
             self.write(request, num_tokens, num_lookahead)
         for request, num_tokens, _ in self.scheduled.values():
@@ -196,7 +267,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
     def mark(self, request: Request, position: int) -> object:
         return (tuple(request.all_token_ids[: position + 1]), tuple(request.extra_keys))
 
-    def write(self, request: Request, num_tokens: int, num_lookahead: int) -> None:
+    def write(self, request: Request, num_tokens: int, num_lookahead: int, mark: object = None) -> None:
         end = request.num_computed_tokens + num_tokens
         for group, table in zip(self.groups, self.tables[request.request_id], strict=True):
             for position in range(request.num_computed_tokens, min(end + num_lookahead, MAX_MODEL_LEN)):
@@ -204,9 +275,8 @@ class PagedManagerMachine(RuleBasedStateMachine):
                 assert block_id != 0, "a null block would be written"
                 assert self.manager.pool.blocks[block_id].ref_count == 1 or position < end, "lookahead into a shared block"
                 slot = (block_id, position % group.block_size)
-                mark = self.mark(request, position) if position < end else GARBAGE
                 assert self.is_writable(request, block_id), "a shared block would be overwritten"
-                self.memory[slot] = mark
+                self.memory[slot] = (mark or self.mark(request, position)) if position < end else GARBAGE
 
     def is_writable(self, writer: Request, block_id: int) -> bool:
         """Held by the writer, and otherwise only by requests that hit it after it was registered in this very step."""
@@ -227,12 +297,14 @@ class PagedManagerMachine(RuleBasedStateMachine):
     @invariant()
     def every_block_is_free_or_held_as_often_as_counted(self) -> None:
         held = [block_id for request_id in self.tables for table in self.manager.block_ids(request_id) for block_id in table if block_id]
-        free = [block.block_id for block in self.manager.pool.free_queue]
-        assert sorted(set(held) | set(free)) == list(range(1, self.manager.num_usable_blocks + 1))
-        assert len(free) == len(set(free)) == self.manager.num_free_blocks
-        for block in self.manager.pool.blocks[1:]:
+        pool = self.manager.pool
+        empty = [block.block_id for block in pool.empty_queue]
+        idle = [block.block_id for block in pool.blocks[1:] if block.ref_count == 0 and block.block_hash is not None]
+        assert sorted([*set(held), *empty, *idle]) == list(range(1, self.manager.num_usable_blocks + 1))
+        assert len(empty) + len(idle) == self.manager.num_free_blocks
+        assert len(idle) == pool.num_idle_blocks
+        for block in pool.blocks[1:]:
             assert block.ref_count == held.count(block.block_id)
-            assert (block.ref_count == 0) == (block.block_id in free)
 
     @invariant()
     def findable_blocks_are_those_the_events_tell_of(self) -> None:
@@ -248,8 +320,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
             else:
                 assert isinstance(event, AllBlocksCleared)
                 self.findable.clear()
-        indexes = self.manager.pool.indexes
-        assert self.findable == {(group, block_hash) for group, index in enumerate(indexes) for block_hash in index.hashes()}
+        assert self.findable == self.findable_now()
         registered = {(block.group, block.block_hash) for block in self.manager.pool.blocks if block.block_hash is not None}
         assert registered == self.findable
 
@@ -266,5 +337,68 @@ class PagedManagerMachine(RuleBasedStateMachine):
         assert self.manager.num_free_blocks == self.manager.num_usable_blocks
 
 
-TestPagedManager = PagedManagerMachine.TestCase
-TestPagedManager.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+class PagedMachine(ManagerMachine):
+    def make(self, setup: KVCacheSetup, data: st.DataObject) -> PooledKVCacheManager:
+        hash_function: HashFunction = data.draw(st.sampled_from([SHA256, WEAK_HASH]))
+        return PagedKVCacheManager(setup, hash_function=hash_function)
+
+
+class NoPrefixMachine(ManagerMachine):
+    finds_prefixes = False
+
+    def make(self, setup: KVCacheSetup, data: st.DataObject) -> PooledKVCacheManager:
+        return NoPrefixKVCacheManager(setup)
+
+    @invariant()
+    def nothing_is_ever_counted_or_findable(self) -> None:
+        stats = self.manager.take_stats()
+        assert (stats.requests, stats.query_tokens, stats.hit_tokens, stats.preempted_requests) == (0, 0, 0, 0)
+        assert not self.manager.pool.num_idle_blocks
+
+
+class RadixMachine(ManagerMachine):
+    kinds = KINDS[:1]
+    max_groups = 1
+
+    def make(self, setup: KVCacheSetup, data: st.DataObject) -> PooledKVCacheManager:
+        self.radix = RadixKVCacheManager(
+            dataclasses.replace(setup, options=RadixOptions(min_copied_tokens=data.draw(st.sampled_from([1, 1, 1, 2, 4]))))
+        )
+        return self.radix
+
+    def nodes(self) -> list[RadixNode]:
+        found, to_visit = [], list(self.radix._tree._roots.values())
+        while to_visit:
+            node = to_visit.pop()
+            found.append(node)
+            to_visit += node.children.values()
+        return found
+
+    def findable_now(self) -> set[tuple[int, bytes]]:
+        return {(0, node.block_hash) for node in self.nodes() if node.blocks}
+
+    @invariant()
+    def tree_holds_nothing_that_leads_nowhere(self) -> None:
+        for node in self.nodes():
+            assert node.is_attached
+            assert node.blocks or node.children
+            assert node.labels_in_order == sorted(label for label, child in node.children.items() if child.blocks)
+            assert all(block.node is node and block.block_hash == node.block_hash for block in node.blocks)
+
+    @invariant()
+    def no_sibling_begins_with_another(self) -> None:
+        for node in self.nodes():
+            labels = node.labels_in_order
+            assert not any(after[: len(before)] == before for before, after in itertools.pairwise(labels))
+
+    @invariant()
+    def no_content_is_kept_idle_twice(self) -> None:
+        assert all(sum(block.ref_count == 0 for block in node.blocks) <= 1 for node in self.nodes())
+
+
+TestPagedManager = PagedMachine.TestCase
+TestRadixManager = RadixMachine.TestCase
+TestNoPrefixManager = NoPrefixMachine.TestCase
+TestPagedManager.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRadixManager.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestNoPrefixManager.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
