@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from slotwise.plugin.resolution import Resolution
+    from slotwise.sanitizer.faults import KVFault
 
 
 class SlotwiseError(Exception):
@@ -79,6 +80,30 @@ class ModelLoadError(SlotwiseError):
 
 class WeightsError(ModelLoadError):
     """A weight file is missing, truncated, broken or does not match the model."""
+
+
+class KVSanitizerError(SlotwiseError):
+    """The KV sanitizer (`kv_cache.sanitize`) caught a read or write of the KV cache that the contract forbids.
+
+    `fault` is a `slotwise.sanitizer.faults.KVFault`; the others say where, as far as it is known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        fault: KVFault,
+        layer: str | None = None,
+        request_id: str | None = None,
+        block_id: int | None = None,
+        slot: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.fault = fault
+        self.layer = layer
+        self.request_id = request_id
+        self.block_id = block_id
+        self.slot = slot
 
 
 class EngineDeadError(SlotwiseError):

@@ -40,8 +40,8 @@ class BudgetShares:
         if most is not None and most < limit and state.num_running + state.num_waiting > 1:
             limit, reason = most, f"at most {most} prompt tokens while others are here"
         if self._options.share_budget:
-            is_counted = self._count(request, state.now)
-            if is_running and (share := self._share(is_counted, state)) < limit:
+            self._count(request, state.now)
+            if is_running and (share := self._share(state)) < limit:
                 limit, reason = share, f"its share of the budget is {share}"
         return Chunk(num_tokens=limit, reason=reason)
 
@@ -49,8 +49,8 @@ class BudgetShares:
         """It left the engine."""
         self._prompts.pop(request.request_id, None)
 
-    def _count(self, request: SchedulableRequest, now: float) -> bool:
-        """Note that `request` is in its prompt. Returns whether this step's shares count it as such.
+    def _count(self, request: SchedulableRequest, now: float) -> None:
+        """Note that `request` is in its prompt.
 
         The first question of a step looks at what became of the prompts of the last one: some ended, some lost their blocks, some were
         not admitted.
@@ -62,17 +62,13 @@ class BudgetShares:
             self._asked.clear()
             self._asked_at = now
         self._asked.add(request_id)
-        is_counted = request_id in self._prompts
         self._prompts[request_id] = request
-        return is_counted
 
-    def _share(self, is_counted: bool, state: SchedulerState) -> int:
+    def _share(self, state: SchedulerState) -> int:
+        """Tokens. A prompt that was admitted for a single token, unasked, is not counted yet; it stands last, and its part leaves at
+        least one token to who waits."""
         seat_is_wanted = state.num_waiting > 0 and state.num_running < self._setup.max_num_seqs
-        num_prompts = self._num_prompts
-        if not is_counted:  # the others' shares leave it one token; its part is free only if there are no others
-            if state.num_running > 1:
-                return 1
-            num_prompts = 1
+        num_prompts = max(self._num_prompts, 1)
         for_prompts = self._setup.max_num_scheduled_tokens - (state.num_running - num_prompts)
         return max(1, for_prompts // (num_prompts + seat_is_wanted))
 

@@ -1,7 +1,8 @@
 """`fair`: the client that was served least goes first, by virtual token counters.
 
 Source: Sheng et al. 2024, "Fairness in Serving Large Language Models" (VTC). A prompt is charged whole when its request starts, a generated
-token once it is known; nothing is charged twice when a preempted request is computed again.
+token once it is known. No token is charged twice: not when a preempted request is computed again, not when it is part of a session's next
+prompt.
 
 What this file does not know: how counters are lifted and ordered (`token_counters.py`).
 """
@@ -19,15 +20,19 @@ from slotwise_schedulers.token_counters import TokenCounters
 
 
 class _Account:
-    """What was charged for one request."""
+    """What was charged for one request, in tokens."""
 
-    __slots__ = ("is_prompt_charged", "is_started", "num_output_tokens")
+    __slots__ = ("num_charged_tokens", "num_output_tokens", "num_prompt_tokens", "num_unscheduled_tokens")
 
-    def __init__(self) -> None:
-        self.is_prompt_charged = False
-        self.is_started = False
-        """Some of it was scheduled, so its prompt stays charged."""
+    def __init__(self, num_prompt_tokens: int) -> None:
+        self.num_charged_tokens = 0
+        """Prompt and output."""
+        self.num_unscheduled_tokens = 0
+        """Of these, the prompt of a request that left the queue and took part in no step yet."""
+        self.num_prompt_tokens = num_prompt_tokens
+        """Of the turn whose output is counted."""
         self.num_output_tokens = 0
+        """Charged in this turn."""
 
 
 class FairScheduler(BudgetSharingScheduler):
@@ -62,13 +67,15 @@ class FairScheduler(BudgetSharingScheduler):
 
     def on_scheduled(self, request: SchedulableRequest, num_tokens: int) -> None:
         account = self._accounts[request.request_id]
-        account.is_started = True
+        account.num_unscheduled_tokens = 0
         if request.num_output_tokens != account.num_output_tokens:
             self._charge_output(request, account)
 
     def on_finished(self, request: SchedulableRequest) -> None:
         super().on_finished(request)
-        account = self._accounts.pop(request.request_id)
+        account = self._accounts.pop(request.request_id, None)
+        if account is None:
+            return  # set aside from its arrival on, it never waited for its turn
         self._take_back_prompt(request, account)
         self._charge_output(request, account)
         self.counters.leave(client_of(request))
@@ -76,27 +83,35 @@ class FairScheduler(BudgetSharingScheduler):
     def _starts_to_wait(self, request: SchedulableRequest) -> None:
         account = self._accounts.get(request.request_id)
         if account is None:
-            self._accounts[request.request_id] = _Account()
+            self._accounts[request.request_id] = _Account(request.num_prompt_tokens)
             self.counters.enter(client_of(request))
-        else:
-            self._take_back_prompt(request, account)
+            return
+        self._take_back_prompt(request, account)
+        if account.num_prompt_tokens == request.num_prompt_tokens:
             self._charge_output(request, account)
+        else:  # a session's next turn: what it generated became prompt
+            account.num_prompt_tokens = request.num_prompt_tokens
+            account.num_output_tokens = 0
 
     def _leaves_queue(self, request: SchedulableRequest) -> None:
         """It starts, or it is aborted: then `on_finished` takes the charge back."""
         account = self._accounts[request.request_id]
-        if not account.is_prompt_charged:
-            account.is_prompt_charged = True
-            self.counters.charge(client_of(request), self.options.input_weight * request.num_prompt_tokens)
+        num_tokens = request.num_prompt_tokens - account.num_charged_tokens
+        if num_tokens > 0:
+            account.num_unscheduled_tokens = num_tokens
+            account.num_charged_tokens += num_tokens
+            self.counters.charge(client_of(request), self.options.input_weight * num_tokens)
 
     def _take_back_prompt(self, request: SchedulableRequest, account: _Account) -> None:
-        """Of a request that left the queue but took part in no step."""
-        if account.is_prompt_charged and not account.is_started:
-            account.is_prompt_charged = False
-            self.counters.charge(client_of(request), -self.options.input_weight * request.num_prompt_tokens)
+        num_tokens = account.num_unscheduled_tokens
+        if num_tokens:
+            account.num_unscheduled_tokens = 0
+            account.num_charged_tokens -= num_tokens
+            self.counters.charge(client_of(request), -self.options.input_weight * num_tokens)
 
     def _charge_output(self, request: SchedulableRequest, account: _Account) -> None:
-        num_new = request.num_output_tokens - account.num_output_tokens
-        if num_new:
-            account.num_output_tokens = request.num_output_tokens
-            self.counters.charge(client_of(request), self.options.output_weight * num_new)
+        num_tokens = request.num_output_tokens - account.num_output_tokens
+        if num_tokens > 0:
+            account.num_output_tokens += num_tokens
+            account.num_charged_tokens += num_tokens
+            self.counters.charge(client_of(request), self.options.output_weight * num_tokens)

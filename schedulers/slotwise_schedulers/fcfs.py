@@ -6,7 +6,6 @@ What this file does not know: tokens, blocks; the core counts both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from slotwise.interfaces.scheduler import SchedulableRequest, SchedulerSetup, Victim
 from slotwise_schedulers.budget_shares import BudgetSharingScheduler
@@ -14,7 +13,8 @@ from slotwise_schedulers.options import FcfsOptions
 
 
 class FcfsScheduler(BudgetSharingScheduler):
-    """First come, first served. A preempted request keeps its place: ahead of everything that arrived after it.
+    """First come, first served. A preempted request keeps its place: ahead of everything that arrived after it. The next turn of a session
+    arrives when its input does.
 
     Strict unless `share_budget`: a prompt of n tokens that is being computed keeps all that arrived after it from starting for
     ceil(n / budget) steps.
@@ -23,8 +23,8 @@ class FcfsScheduler(BudgetSharingScheduler):
     def __init__(self, setup: SchedulerSetup) -> None:
         super().__init__(setup, FcfsOptions.model_validate(setup.options or {}))
 
-    def order_key(self, request: SchedulableRequest, now: float) -> Any:
-        return request.arrival_index
+    def order_key(self, request: SchedulableRequest, now: float) -> tuple[float, int]:
+        return (request.arrival_time, request.arrival_index)
 
     def order_reason(self, request: SchedulableRequest, now: float) -> str:
         return "arrived first"

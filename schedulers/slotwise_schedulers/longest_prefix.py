@@ -29,9 +29,9 @@ class LongestPrefixScheduler(BudgetSharingScheduler):
     def make_queue(self) -> RequestQueue:
         return self._queue
 
-    def order_key(self, request: SchedulableRequest, now: float) -> int:
+    def order_key(self, request: SchedulableRequest, now: float) -> tuple[float, int]:
         """Arrival: the order among requests with equally many cached tokens. The queue does the rest."""
-        return request.arrival_index
+        return (request.arrival_time, request.arrival_index)
 
     def order_reason(self, request: SchedulableRequest, now: float) -> str:
         return self._queue.reason

@@ -29,7 +29,7 @@ class PrefixWindowQueue:
         self._waiting: dict[str, SchedulableRequest] = {}
         self._window: list[SchedulableRequest] = []
         """In order of arrival; not full only if nobody waits behind it."""
-        self._behind: list[tuple[int, SchedulableRequest]] = []
+        self._behind: list[tuple[tuple[float, int], SchedulableRequest]] = []
         """Heap of those behind the window; removed ones are dropped when they come up."""
         self._scores: dict[str, int] = {}
         self._head: SchedulableRequest | None = None
@@ -47,14 +47,14 @@ class PrefixWindowQueue:
     def add(self, request: SchedulableRequest, now: float) -> None:
         window = self._window
         self._waiting[request.request_id] = request
-        if len(window) == self._window_len and request.arrival_index > window[-1].arrival_index:
-            heapq.heappush(self._behind, (request.arrival_index, request))
+        if len(window) == self._window_len and _arrival(request) > _arrival(window[-1]):
+            heapq.heappush(self._behind, (_arrival(request), request))
             return
         window.append(request)
-        window.sort(key=_arrival_index)
+        window.sort(key=_arrival)
         if len(window) > self._window_len:
             moved = window.pop()
-            heapq.heappush(self._behind, (moved.arrival_index, moved))
+            heapq.heappush(self._behind, (_arrival(moved), moved))
         self._head = None
 
     def peek(self, now: float) -> SchedulableRequest:
@@ -103,5 +103,5 @@ class PrefixWindowQueue:
         return score
 
 
-def _arrival_index(request: SchedulableRequest) -> int:
-    return request.arrival_index
+def _arrival(request: SchedulableRequest) -> tuple[float, int]:
+    return (request.arrival_time, request.arrival_index)

@@ -28,10 +28,15 @@ class _Client:
 
 
 class TokenCounters:
-    """Every call costs O(log clients), amortised. A client is forgotten once it has no request and would be lifted anyway."""
+    """Every call costs O(log clients), amortised.
 
-    def __init__(self, client_weights: Mapping[str, float]) -> None:
+    A client is forgotten once it has no request and would be lifted anyway. Of those that were served more than who waits, `max_idle` are
+    remembered, the most served ones; who is forgotten early may come back with at most what it was ahead by.
+    """
+
+    def __init__(self, client_weights: Mapping[str, float], *, max_idle: int = 1024) -> None:
         self._weights = client_weights
+        self._max_idle = max_idle
         self._clients: dict[str, _Client] = {}
         self._least: list[tuple[float, int, str]] = []
         """Heap of waiting clients by a counter that may be too small by now; entries of an old number are void."""
@@ -112,8 +117,8 @@ class TokenCounters:
 
     def _forget_idle(self) -> None:
         lowest = self._lowest_counter()
-        while self._idle and self._idle[0][0] <= lowest:
-            _, client_id = heapq.heappop(self._idle)
+        while self._idle and (self._idle[0][0] <= lowest or len(self._idle) > self._max_idle):
+            counter, client_id = heapq.heappop(self._idle)
             client = self._clients.get(client_id)
-            if client is not None and client.num_requests == 0 and client.counter <= lowest:
+            if client is not None and client.num_requests == 0 and client.counter == counter:  # else there is a later entry, or will be
                 del self._clients[client_id]

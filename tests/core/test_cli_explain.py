@@ -131,7 +131,7 @@ def test_explain_checks_the_configuration_first(tmp_path: Path, capsys: pytest.C
 class Plan:
     """What `plan_engine` returns, as far as `explain` reads it."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, weigh_all: bool = False) -> None:
         named = complete((), config, ComponentRegistry(), NEEDS_MODEL)
         self.resolutions = tuple(resolution for resolution in named if resolution.slot in ("scheduler", "kv_cache"))
         self.layers = FULL.layers
@@ -139,7 +139,7 @@ class Plan:
         self.model = FULL.model
 
 
-def refuse(config: EngineConfig) -> Plan:
+def refuse(config: EngineConfig, *, weigh_all: bool = False) -> Plan:
     raise ResolutionError("no sampler fits", resolution=FAILED)
 
 
@@ -168,6 +168,7 @@ def test_plan_is_shown_with_the_slots_it_left_open(run: Callable[..., tuple[int,
         "attention": None,
         "scheduler": "priority",
         "kv_cache": "paged",
+        "eviction": "lru",
         "sampler": None,
         "model": None,
         "weights": None,

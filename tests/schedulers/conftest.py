@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from slotwise.engine.request import Request, RequestStatus
 from slotwise.engine.scheduler import Scheduler, SchedulerLimits
 from slotwise.engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
-from slotwise.interfaces.kv_cache import KVCacheSetup, KVGroup
+from slotwise.interfaces.kv_cache import KVCacheSetup, KVGroup, KVRequest
 from slotwise.interfaces.scheduler import SchedulerPolicy, SchedulerSetup, SchedulerState
 from slotwise.sampling_params import SamplingParams
 from slotwise_plugins.kv_cache.manager import PagedKVCacheManager
@@ -68,7 +68,7 @@ class Simulation:
             max_num_scheduled_tokens=budget,
             max_model_len=max_model_len,
             block_size=block_size,
-            cached_prefix_len=lambda request: self.kv_cache.find_cached_prefix(request).num_tokens,
+            cached_prefix_len=lambda request: self.kv_cache.find_cached_prefix(cast(KVRequest, request)).num_tokens,
             options=options,
         )
         limits = SchedulerLimits(

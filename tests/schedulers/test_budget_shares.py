@@ -60,7 +60,10 @@ def test_max_chunk_tokens_limits_each_prompt_while_others_are_here_but_not_alone
     assert simulation.step().num_scheduled_tokens == {"r0": 8}
     simulation.add(40, max_tokens=1)
     assert simulation.step().num_scheduled_tokens == {"r0": 3, "r1": 3}
-    assert simulation.reasons[-2:] == ["at most 3 prompt tokens while others are here", "at most 3 prompt tokens while others are here; arrived first"]
+    assert simulation.reasons[-2:] == [
+        "at most 3 prompt tokens while others are here",
+        "at most 3 prompt tokens while others are here; arrived first",
+    ]
 
 
 def test_hogs_share_equally_what_generating_requests_leave(make_simulation: type[Simulation]) -> None:
@@ -110,7 +113,11 @@ def test_a_prompt_that_left_no_longer_counts(make_simulation: type[Simulation]) 
     cap=st.none() | st.integers(1, 9),
 )
 def test_every_running_request_gets_a_token_in_every_step_and_the_head_of_the_queue_a_free_seat(
-    make_simulation: type[Simulation], case: tuple[type[SchedulerPolicy], Any], shapes: list[tuple[int, int, int]], budget: int, cap: int | None
+    make_simulation: type[Simulation],
+    case: tuple[type[SchedulerPolicy], Any],
+    shapes: list[tuple[int, int, int]],
+    budget: int,
+    cap: int | None,
 ) -> None:
     policy, options = case
     if policy is PriorityScheduler:

@@ -19,8 +19,8 @@ def make_request(arrival_index: int, **fields: float) -> Request:
     return request
 
 
-def test_orders_by_arrival_whatever_the_priority_or_clock() -> None:
-    requests = [make_request(index, priority=-index, arrival_time=100.0 - index) for index in range(6)]
+def test_orders_by_arrival_whatever_the_priority() -> None:
+    requests = [make_request(index, priority=-index, arrival_time=100.0 + index // 2) for index in range(6)]
     shuffled = random.Random(0).sample(requests, len(requests))
     assert sorted(shuffled, key=lambda request: POLICY.order_key(request, 0.0)) == requests
 
@@ -29,6 +29,11 @@ def test_preempted_request_stays_ahead_of_later_arrivals_and_behind_earlier_ones
     waiting = [make_request(5), make_request(2, num_preemptions=3), make_request(1)]
     ordered = sorted(waiting, key=lambda request: POLICY.order_key(request, 9.0))
     assert [request.arrival_index for request in ordered] == [1, 2, 5]
+
+
+def test_the_next_turn_of_a_session_arrives_with_its_input() -> None:
+    next_turn, other = make_request(0, arrival_time=7.0), make_request(1, arrival_time=5.0)
+    assert POLICY.order_key(other, 8.0) < POLICY.order_key(next_turn, 8.0)
 
 
 def test_victim_is_the_one_admitted_last_even_if_it_is_the_blocked_one() -> None:

@@ -56,12 +56,12 @@ def test_requests_that_share_a_cached_prefix_go_before_one_that_arrived_earlier(
     assert simulation.reasons[1] == "most cached tokens of 3: 20"
 
 
-def test_a_prefix_that_a_running_request_computes_counts_once_it_ended_or_another_started(make_simulation: type[Simulation]) -> None:
-    simulation = make_simulation(LongestPrefixScheduler, max_num_seqs=1)
-    first = simulation.add(4, max_tokens=2)
-    simulation.step()
-    simulation.add(8, max_tokens=1)
-    simulation.add([*first.all_token_ids[:4], 9, 9], max_tokens=1)
+def test_what_a_running_request_added_to_the_cache_counts_once_it_ended(make_simulation: type[Simulation]) -> None:
+    simulation = make_simulation(LongestPrefixScheduler, LongestPrefixOptions(max_chunk_tokens=4), max_num_seqs=1, budget=8)
+    shared = list(range(50, 62))
+    simulation.add(shared, max_tokens=1)
+    simulation.add([*shared[:4], 1], max_tokens=1)
+    simulation.add([*shared, 2], max_tokens=1)
     simulation.finish()
     assert simulation.admissions == ["r0", "r2", "r1"]
 
@@ -88,8 +88,10 @@ def test_the_oldest_goes_after_so_many_passes_and_after_so_long_a_wait(make_requ
     queue = make_queue(cached, max_passes=3)
     for index in range(9):
         queue.add(make_request(index), 0.0)
-    assert [start(queue) for _ in range(5)] == [1, 2, 3, 0, 4]
-    assert "that arrived later started before it" in queue.reason or queue.reason.startswith("most cached")
+    assert [start(queue) for _ in range(4)] == [1, 2, 3, 0]
+    assert queue.reason == "its turn: 3 that arrived later started before it"
+    assert start(queue) == 4
+    assert queue.reason == "most cached tokens of 4: 10"
     patient = make_queue(cached, max_wait_seconds=5.0)
     for index in range(3):
         patient.add(make_request(index), 0.0)
@@ -173,7 +175,9 @@ def test_passing_over_is_bounded_and_the_queue_holds_exactly_who_waits(
         assert len(queue) == len(waiting)
 
 
-def test_a_request_without_a_cached_prefix_is_served_in_the_midst_of_an_endless_stream_of_cached_ones(make_simulation: type[Simulation]) -> None:
+def test_a_request_without_a_cached_prefix_is_served_in_the_midst_of_an_endless_stream_of_cached_ones(
+    make_simulation: type[Simulation],
+) -> None:
     simulation = make_simulation(LongestPrefixScheduler, LongestPrefixOptions(max_passes=5), max_num_seqs=1)
     shared = list(range(50, 70))
     simulation.add([*shared, 1], max_tokens=1)

@@ -160,13 +160,18 @@ def test_a_displaced_request_is_always_less_urgent_and_behind_in_the_order(
     st.sampled_from([None, 4.0]),
 )
 def test_displacement_ends_and_loses_no_token(
-    make_simulation: type[Simulation], shapes: list[tuple[int, int, int, int]], num_blocks: int, max_num_seqs: int, aging_seconds: float | None
+    make_simulation: type[Simulation],
+    shapes: list[tuple[int, int, int, int]],
+    num_blocks: int,
+    max_num_seqs: int,
+    aging_seconds: float | None,
 ) -> None:
     options = PriorityOptions(displace=True, aging_seconds=aging_seconds)
     simulation = make_simulation(PriorityScheduler, options, num_blocks=num_blocks, max_num_seqs=max_num_seqs, budget=16)
     requests = []
     for prompt, max_tokens, priority, at in sorted(shapes, key=lambda shape: shape[3]):
-        simulation.steps_until(lambda at=at: simulation.now >= at)
+        while simulation.now < at:
+            simulation.step()
         requests.append(simulation.add(prompt, max_tokens=max_tokens, priority=priority))
     simulation.finish()
     assert all(map(simulation.has_all_tokens, requests))

@@ -85,6 +85,18 @@ def test_clients_that_left_are_forgotten_once_the_others_caught_up() -> None:
     assert "stays" in counters
 
 
+def test_no_more_idle_clients_are_remembered_than_asked_for_the_most_served_longest() -> None:
+    counters = TokenCounters({}, max_idle=10)
+    counters.enter("waits")
+    counters.start_waiting("waits")
+    for number in range(50):
+        counters.enter(f"visitor{number}")
+        counters.charge(f"visitor{number}", 1 + number % 25)
+        counters.leave(f"visitor{number}")
+    known = [number for number in range(50) if f"visitor{number}" in counters]
+    assert sorted(number % 25 for number in known) == sorted([*range(20, 25)] * 2)
+
+
 class Definition:
     """The paper's algorithm, linear in everything."""
 

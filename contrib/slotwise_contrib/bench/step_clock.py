@@ -63,6 +63,6 @@ def doubt(lost_share: float) -> str | None:
     if lost_share <= MAX_LOST_SHARE:
         return None
     return (
-        f"Other processes took {lost_share:.0%} of the measured time from this one. CPU times are inflated by shared caches and cores; compare "
-        "only figures of one run, and measure again on a quiet machine."
+        f"Other processes took {lost_share:.0%} of the measured time from this one. Shared caches and cores inflate CPU times too: "
+        "compare only figures of one run, and measure again on a quiet machine."
     )

@@ -109,6 +109,9 @@ class KVCacheConfig(SlotConfig):
     dtype: str = Field("auto", description="Storage dtype; `auto` = the model's.")
     layout: str = Field("auto", description="Memory layout (`nhd`, `hnd`, or a backend's own); `auto` = first that all backends accept.")
     hash_seed: str | None = Field(None, description="Fixes the start of hash chains, to share hashes between processes; random by default.")
+    sanitize: bool = Field(
+        False, description="Debug: find reads and writes of the KV cache that the attention contract forbids. Very slow; use a small pool."
+    )
     eviction: EvictionConfig = Field(default_factory=EvictionConfig, description="Which cached block is given up first.")
 
 

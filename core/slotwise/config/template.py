@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from slotwise.config.engine_config import EngineConfig
 from slotwise.config.shape import Branch, Leaf, Table, describe_type, engine_shape
@@ -34,8 +34,8 @@ def _toml() -> str:
             lines += _toml_leaf(key, leaf, defaults[key])
         for key, child in _others(section):
             lines.append(f"# {_description(section, key)}")
-            if isinstance(child, Branch) and child.section is not None:
-                lines += [f"{key}.{inner} = {json.dumps(defaults[key][inner])}" for inner, _ in _leaves(child)]
+            if _is_section(child):
+                lines += [line for inner, leaf in _leaves(child) for line in _toml_leaf(f"{key}.{inner}", leaf, defaults[key][inner])]
             else:
                 lines += [f"# {line}" for line in _toml_example(name, key, child)]
     return "\n".join(lines) + "\n"
@@ -60,8 +60,13 @@ def _yaml() -> str:
         lines += ["", f"# {_summary(section)}", f"{name}:"]
         for key, leaf in _leaves(section):
             lines += _yaml_leaf(key, leaf, defaults[key], "  ")
-        for key, _ in _others(section):
-            lines += [f"  # {_description(section, key)}", f"  {key}: {{}}"]
+        for key, child in _others(section):
+            lines.append(f"  # {_description(section, key)}")
+            if _is_section(child):
+                inner_lines = [line for inner, leaf in _leaves(child) for line in _yaml_leaf(inner, leaf, defaults[key][inner], "    ")]
+                lines += [f"  {key}:", *inner_lines]
+            else:
+                lines.append(f"  {key}: {{}}")
     return "\n".join(lines) + "\n"
 
 
@@ -91,8 +96,15 @@ def _leaves(branch: Branch) -> Iterator[tuple[str, Leaf]]:
     return ((key, child) for key, child in branch.children.items() if isinstance(child, Leaf))
 
 
-def _others(branch: Branch) -> Iterator[tuple[str, Table | Branch]]:
-    return ((key, child) for key, child in branch.children.items() if not isinstance(child, Leaf))
+def _others(branch: Branch) -> list[tuple[str, Table | Branch]]:
+    """Sections first: in TOML whatever follows a table's header belongs to the table."""
+    others = [(key, child) for key, child in branch.children.items() if not isinstance(child, Leaf)]
+    return sorted(others, key=lambda item: not _is_section(item[1]))
+
+
+def _is_section(child: Table | Branch) -> TypeGuard[Branch]:
+    """A section inside a section, not a table of alternatives."""
+    return isinstance(child, Branch) and child.section is not None
 
 
 def _summary(branch: Branch) -> str:

@@ -164,7 +164,9 @@ def _scheduler(plan: EnginePlan, kv_cache: KVCacheManager, model_len: int) -> Sc
         enable_chunked_prefill=section.enable_chunked_prefill,
         reserve_whole_prompt=section.reserve_whole_prompt,
     )
-    return Scheduler(limits, policy, kv_cache)
+    scheduler = Scheduler(limits, policy, kv_cache)
+    scheduler.record_held_blocks = plan.config.kv_cache.sanitize
+    return scheduler
 
 
 def _attention(plan: EnginePlan, kv_plan: KVPlan, kv_dtype: str, *, num_blocks: int, max_model_len: int) -> AttentionDispatch:
@@ -214,7 +216,21 @@ def _attention(plan: EnginePlan, kv_plan: KVPlan, kv_dtype: str, *, num_blocks: 
         plan.machine.device_type,
     )
     bound = [BoundLayer(layer=layer, group=group_of[name], kv_cache=caches[name]) for name, layer in layers.items()]
+    if plan.config.kv_cache.sanitize:
+        return _sanitized(bound, groups, kv_plan)
     return AttentionDispatch(bound, groups)
+
+
+def _sanitized(bound: Sequence[BoundLayer], groups: Sequence[GroupBackends], kv_plan: KVPlan) -> AttentionDispatch:
+    from slotwise.sanitizer.dispatch import SanitizedAttentionDispatch
+
+    num_blocks = bound[0].kv_cache.shape[0]
+    logger.warning(
+        "kv_cache.sanitize is on: %d KV blocks (%d MiB, and as much again for comparison) are checked at every layer. For debugging only.",
+        num_blocks,
+        num_blocks * kv_plan.bytes_per_block >> 20,
+    )
+    return SanitizedAttentionDispatch(bound, groups, kv_plan.groups)
 
 
 def _agree_on_layout(plan: EnginePlan) -> str:

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from slotwise.engine.input_batch import InputBatch
 from slotwise.engine.prepare_inputs import slice_rows
+from slotwise.engine.scheduler_output import SchedulerOutput
 from slotwise.interfaces.attention import AttentionBackend, AttentionCall, AttentionLayer, CommonAttentionMetadata, KVWrite, MetadataRequest
 
 
@@ -38,13 +40,51 @@ class BoundLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class AttentionPart:
     """Rows of the step that one backend serves."""
 
     backend: AttentionBackend
     metadata: Any
     slot_mapping: torch.Tensor
     tokens: slice
+
+    def write_kv(self, bound: BoundLayer, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store the part of the batch's `key` and `value` that this backend serves."""
+        self.backend.write_kv(
+            KVWrite(
+                layer=bound.layer,
+                key=key[self.tokens],
+                value=value[self.tokens],
+                kv_cache=bound.kv_cache,
+                slot_mapping=self.slot_mapping,
+            )
+        )
+
+    def forward(
+        self,
+        bound: BoundLayer,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        output: torch.Tensor,
+        *,
+        sinks: torch.Tensor | None,
+        alibi_slopes: torch.Tensor | None,
+    ) -> None:
+        """Fill this part's rows of the batch's `output`."""
+        self.backend.forward(
+            AttentionCall(
+                layer=bound.layer,
+                query=query[self.tokens],
+                key=None if key is None else key[self.tokens],
+                value=None if value is None else value[self.tokens],
+                kv_cache=bound.kv_cache,
+                metadata=self.metadata,
+                output=output[self.tokens],
+                sinks=sinks,
+                alibi_slopes=alibi_slopes,
+            )
+        )
 
 
 class AttentionDispatch:
@@ -53,11 +93,14 @@ class AttentionDispatch:
     def __init__(self, layers: Sequence[BoundLayer], groups: Sequence[GroupBackends]) -> None:
         self.layers = tuple(layers)
         self.groups = tuple(groups)
-        self._parts: list[list[_Part]] = []
+        self._parts: list[list[AttentionPart]] = []
 
     @property
     def needs_decodes_first(self) -> bool:
         return any(group.is_split for group in self.groups)
+
+    def before_step(self, scheduled: SchedulerOutput, batch: InputBatch) -> None:
+        """Told of each step, its rows in place, before anything touches the caches. Does nothing here."""
 
     def begin_step(self, commons: Sequence[CommonAttentionMetadata]) -> None:
         """`commons`: one per KV group, the same rows in each."""
@@ -83,34 +126,14 @@ class AttentionDispatch:
         if key is not None and value is not None:
             for part in parts:
                 if not part.backend.capabilities.fused_kv_write:
-                    part.backend.write_kv(
-                        KVWrite(
-                            layer=bound.layer,
-                            key=key[part.tokens],
-                            value=value[part.tokens],
-                            kv_cache=bound.kv_cache,
-                            slot_mapping=part.slot_mapping,
-                        )
-                    )
+                    part.write_kv(bound, key, value)
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for part in parts:
-            part.backend.forward(
-                AttentionCall(
-                    layer=bound.layer,
-                    query=query[part.tokens],
-                    key=None if key is None else key[part.tokens],
-                    value=None if value is None else value[part.tokens],
-                    kv_cache=bound.kv_cache,
-                    metadata=part.metadata,
-                    output=output[part.tokens],
-                    sinks=sinks,
-                    alibi_slopes=alibi_slopes,
-                )
-            )
+            part.forward(bound, query, key, value, output, sinks=sinks, alibi_slopes=alibi_slopes)
         return output
 
 
-def _parts(backends: GroupBackends, common: CommonAttentionMetadata) -> list[_Part]:
+def _parts(backends: GroupBackends, common: CommonAttentionMetadata) -> list[AttentionPart]:
     if not backends.is_split:
         return [_part(backends.decode, common, 0)]
     split, end = common.num_decodes, common.num_reqs
@@ -122,6 +145,6 @@ def _parts(backends: GroupBackends, common: CommonAttentionMetadata) -> list[_Pa
     return parts
 
 
-def _part(backend: AttentionBackend, common: CommonAttentionMetadata, first_token: int) -> _Part:
+def _part(backend: AttentionBackend, common: CommonAttentionMetadata, first_token: int) -> AttentionPart:
     metadata = backend.build_metadata(MetadataRequest(common=common))
-    return _Part(backend, metadata, common.slot_mapping, slice(first_token, first_token + common.num_tokens))
+    return AttentionPart(backend, metadata, common.slot_mapping, slice(first_token, first_token + common.num_tokens))

@@ -55,7 +55,7 @@ class BatchUpdater:
 
     def _update_known(self, scheduled: SchedulerOutput) -> list[RequestState]:
         """Apply the differences; returns the states that have no row (resumed, or unscheduled before)."""
-        without_row = []
+        without_row, rows, computed = [], [], []
         data, batch = scheduled.scheduled_cached_requests, self.batch
         for request_id, new_block_ids, num_computed in zip(data.request_ids, data.new_block_ids, data.num_computed_tokens, strict=True):
             state = self.states[request_id]
@@ -70,13 +70,15 @@ class BatchUpdater:
             if row is None:
                 without_row.append(state)
                 continue
-            batch.num_computed_tokens[row] = num_computed
+            rows.append(row)
+            computed.append(num_computed)
             if new_block_ids is not None:
                 for table, known, new in zip(batch.block_tables, state.block_ids, new_block_ids, strict=True):
                     if resumed:
                         table.set_row(row, known)
                     else:
                         table.append_row(row, new)
+        batch.num_computed_tokens[rows] = computed
         return without_row
 
 

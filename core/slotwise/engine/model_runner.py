@@ -67,6 +67,7 @@ class ModelRunner:
     def execute_model(self, scheduled: SchedulerOutput) -> None:
         """Everything up to the logits. A step without tokens only brings the batch up to date."""
         self.updater.apply(scheduled)
+        self.attention.before_step(scheduled, self.batch)
         if scheduled.block_copies:
             copy_blocks(self.attention.layers, scheduled.block_copies)
         if not scheduled.num_scheduled_tokens:

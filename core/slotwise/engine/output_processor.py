@@ -83,7 +83,7 @@ class OutputProcessor:
             touched[request.request_id] = request
             if self._update(request, completion, output, now) and output.finish_reason is None:
                 processed.request_ids_to_abort.append(output.request_id)
-            if completion.is_finished:
+            if completion.finish_reason is not None:
                 self._finished(request, completion, now)
         for request in touched.values():
             self._deliver(request, processed.request_outputs)

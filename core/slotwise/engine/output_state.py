@@ -18,6 +18,7 @@ class CompletionState:
     """One completion. Work per token does not grow with the output, except that CUMULATIVE outputs copy what they carry."""
 
     __slots__ = (
+        "_end_sent",
         "_kind",
         "_logprobs",
         "_num_sent",
@@ -56,14 +57,11 @@ class CompletionState:
         """Text not sent yet."""
         self._num_sent = 0
         """Tokens sent."""
+        self._end_sent = False
 
     @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
-
-    @property
-    def num_unsent(self) -> int:
-        return len(self.token_ids) - self._num_sent
 
     def update(self, output: EngineCoreOutput) -> bool:
         """Takes in one step's output. Returns whether a stop string ended the completion, which the core cannot know."""
@@ -73,7 +71,11 @@ class CompletionState:
         if self._logprobs is not None and output.new_logprobs:
             self._logprobs.append(output.new_logprobs)
         if self._stream is not None and new_ids:
-            self._append_text(self._text_ids(new_ids, output.finish_reason), num_before)
+            shown_ids = new_ids if output.finish_reason is None else self._shown_ids(new_ids, output.finish_reason)
+            if self._stop_filter is None:
+                self._pieces.append(self._stream.append(shown_ids))
+            else:
+                self._search_text(self._stream, shown_ids, num_before)
         if output.finish_reason is not None:
             self.finish(output.finish_reason, output.stop_reason)
         elif output.turn_ended and self._stream is not None:
@@ -98,44 +100,49 @@ class CompletionState:
 
     def next_completion(self) -> CompletionOutput | None:
         """What is to be sent now, None if nothing; counts as sent. FINAL_ONLY: nothing before the end. Others: at the first token, whenever
-        stream_interval tokens are unsent, and at the end."""
-        num_awaited = self._params.stream_interval if self._num_sent else 1
-        is_due = self._kind is not OutputKind.FINAL_ONLY and self.num_unsent >= num_awaited
-        if not is_due and not self.is_finished:
+        stream_interval tokens are unsent, and at the end. Nothing after the end."""
+        num_tokens, num_sent = len(self.token_ids), self._num_sent
+        finish_reason = None
+        if self.finish_reason is None:
+            if self._kind is OutputKind.FINAL_ONLY or num_tokens - num_sent < (self._params.stream_interval if num_sent else 1):
+                return None
+        elif self._end_sent:
             return None
-        start = self._num_sent if self._kind is OutputKind.DELTA else 0
-        self._num_sent = len(self.token_ids)
-        logprobs = self._logprobs
-        return CompletionOutput(
+        else:
+            self._end_sent = True
+            finish_reason = self.finish_reason.value
+        self._num_sent = num_tokens
+        start = num_sent if self._kind is OutputKind.DELTA else 0
+        output = CompletionOutput(
             index=self.index,
-            text=self._next_text(),
+            text="" if self._stream is None else self._next_text(),
             token_ids=self.token_ids[start:],
-            cumulative_logprob=None if logprobs is None else logprobs.cumulative,
-            logprobs=None if logprobs is None else logprobs.positions[start:],
-            finish_reason=None if self.finish_reason is None else self.finish_reason.value,
+            finish_reason=finish_reason,
             stop_reason=self.stop_reason,
         )
+        if self._logprobs is not None:
+            output.cumulative_logprob = self._logprobs.cumulative
+            output.logprobs = self._logprobs.positions[start:]
+        return output
 
-    def _text_ids(self, new_ids: list[int], finish_reason: FinishReason | None) -> list[int]:
+    def _shown_ids(self, new_ids: list[int], finish_reason: FinishReason) -> list[int]:
         """New ids without a stop token that ended the output, which is shown only on request."""
         if finish_reason is FinishReason.STOP and new_ids[-1] in self._stop_ids and not self._params.include_stop_str_in_output:
             return new_ids[:-1]
         return new_ids
 
-    def _append_text(self, new_ids: list[int], num_before: int) -> None:
+    def _search_text(self, stream: TextStream, new_ids: list[int], num_before: int) -> None:
         """Stop strings may end at the token after the first min_tokens, so those go first, unsearched."""
-        assert self._stream is not None
         num_unsearched = min(max(self._params.min_tokens - num_before, 0), len(new_ids))
         if num_unsearched:
-            self._show(self._stream.append(new_ids[:num_unsearched]), searched=False)
+            self._show(stream.append(new_ids[:num_unsearched]), searched=False)
         if num_unsearched < len(new_ids):
-            self._show(self._stream.append(new_ids[num_unsearched:] if num_unsearched else new_ids), searched=True)
+            self._show(stream.append(new_ids[num_unsearched:] if num_unsearched else new_ids), searched=True)
 
     def _show(self, piece: str, *, searched: bool) -> None:
         if self._stop_filter is not None:
             piece = self._stop_filter.feed(piece, searched=searched)
-        if piece:
-            self._pieces.append(piece)
+        self._pieces.append(piece)
 
     def _next_text(self) -> str:
         text = self._pieces[0] if len(self._pieces) == 1 else "".join(self._pieces)

@@ -34,8 +34,8 @@ class RequestState:
         self._request = request
         self._kind = request.sampling_params.output_kind
         self._token_text: Callable[[int], str] | None = None if decoder is None else decoder.token_text
-        self._completions: list[CompletionOutput | None] = [None] * len(children)
-        """The last one sent of each, for CUMULATIVE and FINAL_ONLY outputs, which carry all."""
+        self._last_sent: list[CompletionOutput | None] = [None] * len(children)
+        """For CUMULATIVE and FINAL_ONLY outputs, which carry all completions."""
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._num_cached_tokens = 0
         self._metrics = RequestMetrics(arrival_time=request.arrival_time)
@@ -44,13 +44,14 @@ class RequestState:
         """Takes in what concerns the request as a whole. Cached tokens are those of completion 0: the others find what it computed."""
         if self._metrics.first_token_time is None and output.new_token_ids:
             self._metrics.first_token_time = now
-        if state.index == 0:
-            self._num_cached_tokens = max(output.num_cached_tokens, 0)
+        if state.index == 0 and output.num_cached_tokens >= 0:
+            self._num_cached_tokens = output.num_cached_tokens
         if output.error is not None:
             self.error = output.error
-        wanted = self._request.sampling_params.prompt_logprobs
-        if output.new_prompt_logprobs is not None and wanted is not None:
-            self._prompt_logprobs = prompt_logprobs(output.new_prompt_logprobs, wanted, self._token_text)
+        if output.new_prompt_logprobs is not None:
+            wanted = self._request.sampling_params.prompt_logprobs
+            if wanted is not None:
+                self._prompt_logprobs = prompt_logprobs(output.new_prompt_logprobs, wanted, self._token_text)
 
     def note_finished(self, now: float) -> None:
         """One more completion has ended."""
@@ -63,15 +64,11 @@ class RequestState:
         is_last = self.num_unfinished == 0
         if self._kind is OutputKind.FINAL_ONLY and not is_last:
             return None
-        news = [completion for state in self.states if (completion := self._next_completion(state)) is not None]
-        if not news:
+        outputs = [completion for state in self.states if (completion := state.next_completion()) is not None]
+        if not outputs:
             return None
-        if self._kind is OutputKind.DELTA:
-            outputs = news
-        else:
-            for completion in news:
-                self._completions[completion.index] = completion
-            outputs = [completion for completion in self._completions if completion is not None]
+        if self._kind is not OutputKind.DELTA and len(self.states) > 1:
+            outputs = self._with_last_sent(outputs)
         output = RequestOutput(
             request_id=self.external_id,
             prompt=self._request.prompt,
@@ -87,11 +84,8 @@ class RequestState:
             self._prompt_logprobs = None
         return output
 
-    def _next_completion(self, state: CompletionState) -> CompletionOutput | None:
-        sent = self._completions[state.index]
-        if sent is not None and sent.finished:
-            return None
-        completion = state.next_completion()
-        if completion is not None and self._kind is OutputKind.DELTA and completion.finished:
-            self._completions[state.index] = completion
-        return completion
+    def _with_last_sent(self, news: list[CompletionOutput]) -> list[CompletionOutput]:
+        """`news`, and the others as they were last sent."""
+        for completion in news:
+            self._last_sent[completion.index] = completion
+        return [completion for completion in self._last_sent if completion is not None]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from slotwise.engine.outputs import EngineCoreOutput
 from slotwise.engine.request import Request, RequestStatus
-from slotwise.engine.scheduler_output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from slotwise.engine.scheduler_output import CachedRequestData, HeldBlocks, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from slotwise.engine.stop_check import check_stop
 from slotwise.engine.waiting_queue import WaitingQueue
 from slotwise.interfaces.kv_cache import Allocation, BlockCopy, KVCacheManager
@@ -55,7 +55,8 @@ class _Step:
     new: list[Request] = field(default_factory=list)
     cached: list[Request] = field(default_factory=list)
     resumed: set[str] = field(default_factory=set)
-    allocations: dict[str, Allocation] = field(default_factory=dict)
+    new_block_ids: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    """Of requests that gained blocks; most of those that generate gain none."""
     block_copies: dict[str, tuple[BlockCopy, ...]] = field(default_factory=dict)
     drafts: dict[str, list[int]] = field(default_factory=dict)
     preempted: set[str] = field(default_factory=set)
@@ -85,6 +86,8 @@ class Scheduler:
         self.pause_state = PauseState.UNPAUSED
         self.record_reasons = False
         """Somebody reads `SchedulerOutput.reasons`: ask the policy why it orders as it does."""
+        self.record_held_blocks = False
+        """The KV sanitizer reads `SchedulerOutput.held_blocks`; filling it costs as much as the contexts are long."""
         self.keep_finished = False
         """Somebody calls `take_finished` once a step."""
         self._finished: list[Request] = []
@@ -168,19 +171,20 @@ class Scheduler:
         return self._build_output(step)
 
     def _schedule_running(self, step: _Step) -> None:
+        running, allocate = self.running, self.kv_cache.allocate
         position = 0
-        while position < len(self.running) and step.budget > 0:
-            request = self.running[position]
+        while position < len(running) and step.budget > 0:
+            request = running[position]
             num_tokens = self._num_tokens_to_schedule(request, request.num_computed_tokens, step)
-            if num_tokens == 0 or self._ends_in_flight(request):
+            if num_tokens == 0 or (request.num_output_placeholders and self._ends_in_flight(request)):
                 position += 1
                 continue
-            allocation = self.kv_cache.allocate(request, num_tokens, num_lookahead_tokens=0)
+            allocation = allocate(request, num_tokens)
             while allocation is None:
                 position = self._preempt_for(request, position, step)
                 if request.status is RequestStatus.PREEMPTED:
                     break
-                allocation = self.kv_cache.allocate(request, num_tokens, num_lookahead_tokens=0)
+                allocation = allocate(request, num_tokens)
             if allocation is None:
                 continue  # `position` already points at the request after the one that left
             self._commit(request, num_tokens, allocation, step)
@@ -230,19 +234,18 @@ class Scheduler:
         return True
 
     def _ends_in_flight(self, request: Request) -> bool:
-        """A step that is still running must give the request its last token: nothing may be computed after it."""
+        """Steps that still run must give the request its last token: nothing may be computed after it. Asked only if steps still run."""
         in_flight = request.num_output_placeholders
-        return in_flight > 0 and (
-            request.num_output_tokens + in_flight >= request.max_tokens or request.num_tokens + in_flight >= self.limits.max_model_len
-        )
+        return request.num_output_tokens + in_flight >= request.max_tokens or request.num_tokens + in_flight >= self.limits.max_model_len
 
     def _num_tokens_to_schedule(self, request: Request, num_computed: int, step: _Step) -> int:
-        """Tokens of `request` that this step may compute; 0 if there is nothing to do for it."""
+        """Tokens of `request` that this step may compute; 0 if there is nothing to do for it. The step has budget left."""
         num_tokens = request.num_tokens_with_spec - num_computed
-        if num_tokens > 1:
-            threshold = self.limits.long_prefill_token_threshold
-            if 0 < threshold < num_tokens and self.limits.enable_chunked_prefill and len(self.requests) > 1:
-                num_tokens = threshold
+        if num_tokens == 1:  # all there is to say of most requests in most steps
+            return 1 if num_computed < self.limits.max_model_len else 0
+        threshold = self.limits.long_prefill_token_threshold
+        if 0 < threshold < num_tokens and self.limits.enable_chunked_prefill and len(self.requests) > 1:
+            num_tokens = threshold
         num_tokens = min(num_tokens, step.budget, self.limits.max_model_len - num_computed)
         if num_tokens > 1 and self._asks_chunk:
             chunk = self.policy.choose_chunk(request, num_tokens, self._state(step))
@@ -254,7 +257,8 @@ class Scheduler:
         """The request takes part in this step."""
         request_id = request.request_id
         step.num_scheduled[request_id] = num_tokens
-        step.allocations[request_id] = allocation
+        if any(allocation.new_block_ids):
+            step.new_block_ids[request_id] = allocation.new_block_ids
         if allocation.block_copies:
             step.block_copies[request_id] = allocation.block_copies
         step.budget -= num_tokens
@@ -301,7 +305,7 @@ class Scheduler:
     def _undo(self, request: Request, step: _Step) -> None:
         """Take a request that was already scheduled out of this step, as if it had not been looked at."""
         step.budget += step.num_scheduled.pop(request.request_id)
-        del step.allocations[request.request_id]
+        step.new_block_ids.pop(request.request_id, None)
         step.block_copies.pop(request.request_id, None)
         step.drafts.pop(request.request_id, None)
         step.cached.remove(request)
@@ -333,17 +337,27 @@ class Scheduler:
             preempted_request_ids=step.preempted,
             block_copies=[copy for copies in step.block_copies.values() for copy in copies],
             reasons=step.reasons,
+            held_blocks=self._held_blocks() if self.record_held_blocks else {},
         )
         self._finished_request_ids = set()
         self._step_count += 1
+        requests = self.requests
         for request_id, num_tokens in step.num_scheduled.items():
-            request = self.requests[request_id]
-            request.num_computed_tokens += num_tokens
-            if request.num_computed_tokens >= request.num_tokens + request.num_output_placeholders:
+            request = requests[request_id]
+            num_computed = request.num_computed_tokens = request.num_computed_tokens + num_tokens
+            if num_computed >= len(request.all_token_ids) + request.num_output_placeholders:
                 request.num_output_placeholders += 1
             if self._tells_scheduled:
                 self.policy.on_scheduled(request, num_tokens)
         return output
+
+    def _held_blocks(self) -> dict[str, HeldBlocks]:
+        tables = ((request, self.kv_cache.block_ids(request.request_id)) for request in self.requests.values())
+        return {
+            request.request_id: HeldBlocks(block_ids=block_ids, num_computed_tokens=request.num_computed_tokens)
+            for request, block_ids in tables
+            if any(block_ids)
+        }
 
     def _new_request_data(self, request: Request) -> NewRequestData:
         return NewRequestData(
@@ -371,18 +385,18 @@ class Scheduler:
     def update_from_output(self, scheduled: SchedulerOutput, computed: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Append the sampled tokens, end what is done, free its blocks. Requests that ended while the step ran are skipped."""
         outputs, self._late_outputs = self._late_outputs, []
+        requests, errors, drafts_of = self.requests, computed.errors, scheduled.scheduled_spec_decode_tokens
         for request_id, token_ids in zip(computed.request_ids, computed.sampled_token_ids, strict=True):
-            request = self.requests.get(request_id)
+            request = requests.get(request_id)
             if request is None:
                 continue
             if request.num_stale_outputs:
                 request.num_stale_outputs -= 1
                 continue
-            if computed.errors and (error := computed.errors.get(request_id)) is not None:
+            if errors and (error := errors.get(request_id)) is not None:
                 outputs.append(self._fail(request, error))
                 continue
-            drafts = scheduled.scheduled_spec_decode_tokens.get(request_id) if scheduled.scheduled_spec_decode_tokens else None
-            if drafts:
+            if drafts_of and (drafts := drafts_of.get(request_id)):
                 request.num_computed_tokens -= len(drafts) + 1 - len(token_ids)
             if token_ids:
                 outputs.append(self._append(request, token_ids, computed))
@@ -477,14 +491,14 @@ class Scheduler:
 
 
 def _cached_request_data(step: _Step) -> CachedRequestData:
-    data = CachedRequestData(resumed_request_ids=step.resumed)
-    for request in step.cached:
-        new_block_ids = step.allocations[request.request_id].new_block_ids
-        data.request_ids.append(request.request_id)
-        data.new_block_ids.append(new_block_ids if any(new_block_ids) else None)
-        data.num_computed_tokens.append(request.num_computed_tokens)
-        data.num_output_tokens.append(request.num_output_tokens)
-    return data
+    requests, gained = step.cached, step.new_block_ids
+    return CachedRequestData(
+        request_ids=[request.request_id for request in requests],
+        resumed_request_ids=step.resumed,
+        new_block_ids=[gained.get(request.request_id) for request in requests],
+        num_computed_tokens=[request.num_computed_tokens for request in requests],
+        num_output_tokens=[len(request.all_token_ids) - request.num_prompt_tokens for request in requests],
+    )
 
 
 def _overrides(policy: SchedulerPolicy, method: str) -> bool:

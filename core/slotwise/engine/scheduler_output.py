@@ -40,6 +40,16 @@ class CachedRequestData:
 
 
 @dataclass(kw_only=True, slots=True)
+class HeldBlocks:
+    """What a request holds when a step is scheduled."""
+
+    block_ids: tuple[tuple[int, ...], ...]
+    """Per KV group, the whole block table."""
+    num_computed_tokens: int
+    """Before the step."""
+
+
+@dataclass(kw_only=True, slots=True)
 class SchedulerOutput:
     """One step's work."""
 
@@ -55,7 +65,8 @@ class SchedulerOutput:
     finished_request_ids: set[str] = field(default_factory=set)
     """Ended since the last step; the runner forgets them. One may come again as new in the same step."""
     preempted_request_ids: set[str] = field(default_factory=set)
-    new_block_ids_to_zero: list[int] = field(default_factory=list)
+    held_blocks: dict[str, HeldBlocks] = field(default_factory=dict)
+    """Of every request that holds any, scheduled or not; filled for the KV sanitizer alone (`Scheduler.record_held_blocks`)."""
     block_copies: list[BlockCopy] = field(default_factory=list)
     """To be carried out before the forward: all sources are read, then all targets written."""
     reasons: dict[str, str] = field(default_factory=dict)

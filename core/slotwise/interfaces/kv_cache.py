@@ -119,7 +119,7 @@ class KVRequest(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialHit:
-    """The start of a block that can be had by copying it: the request cannot share the block, since it writes its own tokens behind them."""
+    """The start of a block that can be had by copying it: the request cannot share the block, since it writes on behind them."""
 
     group: int
     """Index of the KV group."""

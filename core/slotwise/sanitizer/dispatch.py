@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from slotwise.engine.attention_dispatch import AttentionDispatch, BoundLayer, GroupBackends
+from slotwise.engine.attention_dispatch import AttentionDispatch, AttentionPart, BoundLayer, GroupBackends
+from slotwise.engine.input_batch import InputBatch
 from slotwise.engine.scheduler_output import SchedulerOutput
 from slotwise.errors import ConfigError
 from slotwise.interfaces.attention import CommonAttentionMetadata
@@ -29,8 +30,8 @@ class SanitizedAttentionDispatch(AttentionDispatch):
         _check_layouts(self.layers, kv_groups)
         self.guard = PoolGuard(self.layers, kv_groups)
 
-    def before_step(self, scheduled: SchedulerOutput, request_ids: Sequence[str]) -> None:
-        self.guard.before_copies(scheduled, request_ids)
+    def before_step(self, scheduled: SchedulerOutput, batch: InputBatch) -> None:
+        self.guard.before_copies(scheduled, [request_id for request_id in batch.request_ids[: batch.num_rows] if request_id is not None])
 
     def begin_step(self, commons: Sequence[CommonAttentionMetadata]) -> None:
         step = self.guard.begin_step()
@@ -57,26 +58,23 @@ class SanitizedAttentionDispatch(AttentionDispatch):
         turn = LayerTurn(bound=bound, slots=self.guard.slots_of(bound), step=self.guard.step, key=key, value=value)
         writes = WriteCheck(turn)
         writes.nothing_changed("Something between this layer's last turn and this one")
-        fused = []
-        for part in parts:
-            if key is None or value is None:
-                continue
-            if part.backend.capabilities.fused_kv_write:
-                fused.append(part)
-                continue
-            part.write_kv(bound, key, value)
-            writes.only_written(f"{name_of(part.backend)}.write_kv", part.tokens, part.slot_mapping)
-
-        def forward() -> torch.Tensor:
-            output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if key is not None and value is not None:
             for part in parts:
-                part.forward(bound, query, key, value, output, sinks=sinks, alibi_slopes=alibi_slopes)
-            return output
+                if not part.backend.capabilities.fused_kv_write:
+                    part.write_kv(bound, key, value)
+                    writes.only_written(f"{name_of(part.backend)}.write_kv", part.tokens, part.slot_mapping)
 
-        output = forward()
-        for part in fused:
-            writes.only_written(f"{name_of(part.backend)}.forward", part.tokens, part.slot_mapping)
-        writes.nothing_changed(" or ".join(dict.fromkeys(f"{name_of(part.backend)}.forward" for part in parts)))
+        def forward(part: AttentionPart, output: torch.Tensor) -> None:
+            part.forward(bound, query, key, value, output, sinks=sinks, alibi_slopes=alibi_slopes)
+
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        for part in parts:
+            forward(part, output)
+            who = f"{name_of(part.backend)}.forward"
+            if key is not None and part.backend.capabilities.fused_kv_write:
+                writes.only_written(who, part.tokens, part.slot_mapping)
+            else:
+                writes.nothing_changed(who)
         ReadCheck(turn, parts, forward).run(output)
         return output
 
@@ -88,9 +86,7 @@ def _check_layouts(layers: Sequence[BoundLayer], kv_groups: Sequence[KVGroup]) -
         standard = (shape[0], 2, kv_groups[bound.group].block_size, layer.num_kv_heads, layer.head_dim)
         if shape != standard:
             raise ConfigError(
-                f"kv_cache.sanitize knows the standard KV layouts (nhd, hnd); the cache of layer {layer.name!r} has shape {shape} instead of "
-                f"{standard}. Set kv_cache.layout to a standard one, or sanitize = false.",
+                f"kv_cache.sanitize knows the standard KV layouts (nhd, hnd); the cache of layer {layer.name!r} has shape {shape} instead "
+                f"of {standard}. Set kv_cache.layout to a standard one, or sanitize = false.",
                 key="kv_cache.sanitize",
             )
-
-

@@ -102,10 +102,6 @@ class LayerSlots:
         self.real[place] = self.memory.poison
         self.image[place] = self.memory.poison
 
-    def is_poison(self) -> torch.Tensor:
-        """[num_blocks, block_size] bool: slots that may not be read."""
-        return (self.image == self.memory.poison).all(dim=4).all(dim=3).all(dim=1)
-
     def changed_offsets(self, block: int) -> list[int]:
         """Offsets in a block that do not hold what they must."""
         differs = (self.real[block] != self.image[block]).any(dim=3).any(dim=2).any(dim=0)

@@ -12,23 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from slotwise.engine.scheduler_output import HeldBlocks, SchedulerOutput
-from slotwise.errors import KVSanitizerError
 from slotwise.interfaces.kv_cache import NULL_BLOCK_ID, KVGroup
-from slotwise.sanitizer.faults import KVFault
-from slotwise.sanitizer.visibility import first_visible
+from slotwise.sanitizer.block_holder import Holder
+from slotwise.sanitizer.manager_check import check_counted, check_gained, check_writable, refuse_short_table
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """One place where a block stands in a block table."""
-
-    request_id: str
-    group: int
-    index: int
-    """Entry of the block table; its positions are index * block_size and on."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -69,10 +58,8 @@ class KVOwnership:
         before, self.held, self.holders = self.holders, scheduled.held_blocks, _holders(scheduled.held_blocks)
         copied = [(copy.target_block, self.written[copy.source_block, : copy.num_tokens].copy()) for copy in scheduled.block_copies]
         targets = {block for block, _ in copied}
-        fresh = {
-            (block, holder) for block, holder in gained if block in targets or self._first_position(holder) >= self._computed(holder.request_id)
-        }
-        self._check_gained(gained, fresh)
+        fresh = {(block, holder) for block, holder in gained if self._is_to_be_filled(holder, is_target=block in targets)}
+        check_gained(self, gained, fresh)
         changes = BlockChanges(renewed=sorted({block for block, _ in fresh}))
         for block, holder in fresh:
             self._group_of[block] = holder.group
@@ -84,7 +71,7 @@ class KVOwnership:
         changes.dropped = self._drop_uncounted()
         self.last_holder.update((block, holders[0].request_id) for block, holders in self.holders.items())
         self._plan_writes(scheduled.num_scheduled_tokens)
-        self._check_counted()
+        check_counted(self)
         return changes
 
     def finish(self) -> None:
@@ -98,12 +85,7 @@ class KVOwnership:
         table = np.asarray(self.held[request_id].block_ids[group], dtype=np.int64)
         positions = np.arange(start, stop)
         if stop > len(table) * size:
-            raise KVSanitizerError(
-                f"The KV cache manager gave request {request_id!r} {len(table)} blocks of {size} tokens in KV group {group}, but "
-                f"position {stop - 1} is to be computed. Fix `allocate`.",
-                fault=KVFault.WRONG_TABLE,
-                request_id=request_id,
-            )
+            refuse_short_table(request_id, group, num_blocks=len(table), size=size, position=stop - 1)
         blocks: IntArray = table[positions // size]
         return blocks * size + positions % size
 
@@ -111,15 +93,18 @@ class KVOwnership:
         """KV group whose KV the block holds, or held last; -1 = it was never given out."""
         return int(self._group_of[block])
 
-    def exposed(self, group: int) -> BoolArray:
-        """[num_blocks, block_size of the group] slots in which something can be read now; any slot of a block of another group counts."""
-        valid = self.written | self.being_written
+    def filled_slots(self, group: int) -> BoolArray:
+        """[num_blocks, block_size] slots of held blocks that hold, or get in this step, the KV of a token in this group."""
+        filled = (self.written | self.being_written)[:, : self.groups[group].block_size]
+        filled[self._group_of != group] = False
         unheld = np.ones(self.num_blocks, dtype=np.bool_)
         unheld[list(self.holders)] = False
-        valid[unheld] = False
-        foreign = (self._group_of != group) & valid.any(axis=1)
-        valid[foreign] = True
-        return valid[:, : self.groups[group].block_size]
+        filled[unheld] = False
+        return filled
+
+    def foreign_blocks(self, group: int) -> list[int]:
+        """Held blocks of other groups."""
+        return [block for block in self.holders if self._group_of[block] != group]
 
     def _gained(self, held: Mapping[str, HeldBlocks], restarted: set[str]) -> Iterator[tuple[int, Holder]]:
         for request_id, now in held.items():
@@ -130,39 +115,16 @@ class KVOwnership:
                     if block != NULL_BLOCK_ID and (index >= len(old) or old[index] != block):
                         yield block, Holder(request_id, group, index)
 
+    def _is_to_be_filled(self, holder: Holder, *, is_target: bool) -> bool:
+        """No position of the entry is computed, or a copy brings those that are; else the entry is a hit."""
+        num_computed = self._computed(holder.request_id) - self._first_position(holder)
+        return num_computed <= 0 or (is_target and num_computed < self.groups[holder.group].block_size)
+
     def _first_position(self, holder: Holder) -> int:
         return holder.index * self.groups[holder.group].block_size
 
     def _computed(self, request_id: str) -> int:
         return self.held[request_id].num_computed_tokens
-
-    def _check_gained(self, gained: set[tuple[int, Holder]], fresh: set[tuple[int, Holder]]) -> None:
-        owner: dict[int, Holder] = {}
-        for block, holder in sorted(fresh, key=lambda entry: entry[0]):
-            others = [other for other in self.holders[block] if other != holder and (block, other) not in gained]
-            if block in owner or others:
-                self._refuse_shared(block, holder, owner.get(block) or others[0])
-            owner[block] = holder
-        for block, holders in self.holders.items():
-            group = owner[block].group if block in owner else self._group_of[block]
-            wrong = next((holder for holder in holders if holder.group != group), None)
-            if wrong is not None:
-                raise KVSanitizerError(
-                    f"The KV cache manager gave block {block} to request {wrong.request_id!r} in KV group {wrong.group}, but it holds KV of "
-                    f"{'no group' if group < 0 else f'group {group}'}. A block belongs to one group at a time; look at the lookup's keys.",
-                    fault=KVFault.SHARED_BLOCK,
-                    request_id=wrong.request_id,
-                    block_id=block,
-                )
-
-    def _refuse_shared(self, block: int, holder: Holder, other: Holder) -> None:
-        raise KVSanitizerError(
-            f"The KV cache manager gave block {block} to request {holder.request_id!r} to be filled (entry {holder.index} of KV group "
-            f"{holder.group}), while request {other.request_id!r} holds it. Look for a block freed or popped twice.",
-            fault=KVFault.SHARED_BLOCK,
-            request_id=holder.request_id,
-            block_id=block,
-        )
 
     def _drop_uncounted(self) -> list[tuple[int, int, int]]:
         """Forget slots that were written and that no holder counts as computed: rejected drafts, a session's last token."""
@@ -182,42 +144,8 @@ class KVOwnership:
             for group in self.groups:
                 slots = self.slots(request_id, group.index, computed, computed + num_tokens)
                 blocks, offsets = slots // group.block_size, slots % group.block_size
-                taken = (self.written[blocks, offsets] | self.being_written[blocks, offsets] | (blocks == NULL_BLOCK_ID)).nonzero()[0]
-                if len(taken):
-                    self._refuse_write(request_id, group, int(blocks[taken[0]]), int(slots[taken[0]]), computed + int(taken[0]))
+                check_writable(self, request_id, group, slots)
                 self.being_written[blocks, offsets] = True
-
-    def _refuse_write(self, request_id: str, group: KVGroup, block: int, slot: int, position: int) -> None:
-        others = sorted({holder.request_id for holder in self.holders.get(block, ())} - {request_id})
-        reason = "is the null block" if block == NULL_BLOCK_ID else f"is also held by {', '.join(map(repr, others))}, which counts it as computed"
-        raise KVSanitizerError(
-            f"The KV cache manager lets request {request_id!r} write position {position} to slot {slot} of block {block} (KV group "
-            f"{group.index}), which {reason}. A shared block may not be written.",
-            fault=KVFault.SHARED_BLOCK,
-            request_id=request_id,
-            block_id=block,
-            slot=slot,
-        )
-
-    def _check_counted(self) -> None:
-        """What counts as computed was written, or is written by another request in this very step."""
-        valid = self.written | self.being_written
-        for request_id, held in self.held.items():
-            for group in self.groups:
-                start, size = first_visible(group, held.num_computed_tokens), group.block_size
-                slots = self.slots(request_id, group.index, start, held.num_computed_tokens)
-                missing = (~valid[slots // size, slots % size]).nonzero()[0]
-                if len(missing):
-                    slot = int(slots[missing[0]])
-                    raise KVSanitizerError(
-                        f"The KV cache manager counts position {start + int(missing[0])} of request {request_id!r} as computed, but slot {slot} "
-                        f"of block {slot // size} (KV group {group.index}) was never written. Look for a false hit: a block that "
-                        "stayed findable after its step failed, or was evicted, or belongs to other tokens.",
-                        fault=KVFault.FALSE_HIT,
-                        request_id=request_id,
-                        block_id=slot // size,
-                        slot=slot,
-                    )
 
 
 def _holders(held: Mapping[str, HeldBlocks]) -> dict[int, list[Holder]]:

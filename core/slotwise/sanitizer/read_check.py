@@ -19,17 +19,17 @@ from slotwise.engine.attention_dispatch import AttentionPart
 from slotwise.sanitizer.layer_turn import LayerTurn, name_of
 from slotwise.sanitizer.visibility import separating_subsets
 
-Rerun = Callable[[], torch.Tensor]
-"""Computes the layer's attention again, into new memory [num_tokens, num_heads, head_dim]."""
+Forward = Callable[[AttentionPart, torch.Tensor], None]
+"""Computes one part of the layer's attention into its rows of an output [num_tokens, num_heads, head_dim]."""
 
 
 class ReadCheck:
     """Of one layer's turn."""
 
-    def __init__(self, turn: LayerTurn, parts: Iterable[AttentionPart], rerun: Rerun) -> None:
+    def __init__(self, turn: LayerTurn, parts: Iterable[AttentionPart], forward: Forward) -> None:
         self.turn = turn
         self.parts = tuple(parts)
-        self.rerun = rerun
+        self.forward = forward
         self._excused: set[int] = set()
         """Rows with a NaN that no slot explains: it came with the model's query, key or value."""
 
@@ -37,6 +37,7 @@ class ReadCheck:
         """`output`: of the run that counts. Raises KVSanitizerError; the memory is as before in any case."""
         step, bound = self.turn.step, self.turn.bound
         nothing = torch.empty(0, dtype=torch.int64, device=output.device)
+        self._scratch = torch.empty_like(output)
         try:
             self._judge(output, range(len(step.request_ids)), nothing)
             for rows in separating_subsets(len(step.request_ids)):
@@ -52,7 +53,9 @@ class ReadCheck:
         slots.memory.restore()
         slots.real[slots.place(cleared)] = 0
         slots.real[slots.place(poisoned)] = slots.memory.poison
-        return self.rerun()
+        for part in self.parts:
+            self.forward(part, self._scratch)
+        return self._scratch
 
     def _judge(self, output: torch.Tensor, rows: Iterable[int], hidden: torch.Tensor) -> None:
         is_nan = output.isnan().flatten(1).any(dim=1)
@@ -85,7 +88,7 @@ class ReadCheck:
     def _suspects(self, row: int, hidden: torch.Tensor) -> torch.Tensor:
         """Slots the row may not read, those of its own blocks first, so that the nearest cause is the one named."""
         step, slots, group = self.turn.step, self.turn.slots, self.turn.bound.group
-        is_suspect = slots.is_poison().flatten()
+        is_suspect = ~torch.from_numpy(step.filled_slots(group)).flatten().to(hidden.device)
         is_suspect[hidden] = True
         held = step.ownership.held[step.request_ids[row]].block_ids[group]
         is_own = torch.zeros_like(is_suspect).view(-1, slots.block_size)
@@ -100,8 +103,9 @@ class ReadCheck:
         token = step.query_start_loc[row]
         backend = next(part.backend for part in self.parts if part.tokens.start <= token < part.tokens.stop)
         turn.fail(
-            f"{name_of(backend)} let slot {slot} of block {block} (offset {offset}) into the result of request {step.request_ids[row]!r} in "
-            f"{turn.label}; that block {step.describe(block, offset, turn.bound.group)}. Likely cause: {cause}.",
+            f"{name_of(backend)} let slot {slot} of block {block} (offset {offset}) into the result of request "
+            f"{step.request_ids[row]!r} in {turn.label}; that block {step.describe(block, offset, turn.bound.group)}. "
+            f"Likely cause: {cause}.",
             fault=fault,
             request_id=step.request_ids[row],
             block_id=block,

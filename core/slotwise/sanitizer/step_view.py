@@ -26,7 +26,7 @@ class StepView:
         self.computed = [ownership.held[request_id].num_computed_tokens for request_id in request_ids]
         self.seq_lens = [start + num_scheduled[request_id] for request_id, start in zip(request_ids, self.computed, strict=True)]
         self.query_start_loc = np.concatenate([[0], np.cumsum([num_scheduled[request_id] for request_id in request_ids])]).tolist()
-        self._exposed: dict[int, BoolArray] = {}
+        self._filled: dict[int, BoolArray] = {}
         self._visible: dict[tuple[int, int, int | None, int | None], IntArray] = {}
 
     def row_of_token(self, token: int) -> int:
@@ -50,11 +50,17 @@ class StepView:
             self._visible[key] = self.ownership.slots(self.request_ids[row], group, first, self.seq_lens[row])
         return self._visible[key]
 
+    def filled_slots(self, group: int) -> BoolArray:
+        """See `KVOwnership.filled_slots`. Read only."""
+        if group not in self._filled:
+            self._filled[group] = self.ownership.filled_slots(group)
+        return self._filled[group]
+
     def hidden_slots(self, rows: Iterable[int], group: int, layer: Narrowed) -> IntArray:
-        """Slots that hold something and that none of these rows sees."""
-        if group not in self._exposed:
-            self._exposed[group] = self.ownership.exposed(group)
-        hidden = self._exposed[group].ravel().copy()
+        """Slots that may hold something and that none of these rows sees."""
+        held = self.filled_slots(group).copy()
+        held[self.ownership.foreign_blocks(group)] = True
+        hidden = held.ravel()
         for row in rows:
             hidden[self.visible_slots(row, group, layer)] = False
         return hidden.nonzero()[0]
@@ -76,7 +82,10 @@ class StepView:
     def judge_read(self, row: int, block: int, offset: int, group: int, layer: AttentionLayer) -> tuple[KVFault, str]:
         """What is wrong with this row reading that slot, and what may have caused it."""
         if block == NULL_BLOCK_ID:
-            return KVFault.READ_NULL_BLOCK, "the padding of the block table is read; stop at seq_lens[row], or before the window's first block"
+            return (
+                KVFault.READ_NULL_BLOCK,
+                "the padding of the block table is read; stop at seq_lens[row], or before the window's first block",
+            )
         holders = self.ownership.holders.get(block)
         if not holders:
             return KVFault.READ_FREE_BLOCK, "a stale block table, kept from an earlier step or another row"
@@ -85,6 +94,12 @@ class StepView:
             return KVFault.READ_FOREIGN_BLOCK, "a stale block table, or the wrong row of it"
         position = own.index * self.ownership.groups[group].block_size + offset
         if position >= self.seq_lens[row]:
-            return KVFault.READ_PAST_SEQ_LEN, f"position {position} is past the request's {self.seq_lens[row]} tokens; stop at seq_lens[row]"
+            return (
+                KVFault.READ_PAST_SEQ_LEN,
+                f"position {position} is past the request's {self.seq_lens[row]} tokens; stop at seq_lens[row]",
+            )
         first = first_visible(layer, self.computed[row])
-        return KVFault.READ_OUT_OF_WINDOW, f"position {position} lies before position {first}, the first that the layer's window or chunk shows"
+        return (
+            KVFault.READ_OUT_OF_WINDOW,
+            f"position {position} lies before position {first}, the first that the layer's window or chunk shows",
+        )

@@ -5,7 +5,10 @@ What this file does not know: memory, backends.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from slotwise.errors import KVSanitizerError
 from slotwise.interfaces.attention import CommonAttentionMetadata
@@ -28,11 +31,11 @@ def check_tables(step: StepView, group: int, common: CommonAttentionMetadata) ->
         _compare(step, row, f"block table from entry {first}", given[first:last], table[row, first:last])
 
 
-def _compare(step: StepView, row: int, what: str, given: np.ndarray, used: np.ndarray) -> None:
+def _compare(step: StepView, row: int, what: str, given: npt.NDArray[Any], used: npt.NDArray[Any]) -> None:
     if not np.array_equal(given, used):
         raise KVSanitizerError(
-            f"Row {row} of the batch (request {step.request_ids[row]!r}) has the {what} {used.tolist()}, but by the scheduler's record it must be "
-            f"{given.tolist()}. Look at the batch update: rows that moved, tables that were not replaced.",
+            f"Row {row} of the batch (request {step.request_ids[row]!r}) has the {what} {used.tolist()}, but by the scheduler's record it "
+            f"must be {given.tolist()}. Look at the batch update: rows that moved, tables that were not replaced.",
             fault=KVFault.WRONG_TABLE,
             request_id=step.request_ids[row],
         )

@@ -40,7 +40,10 @@ class WriteCheck:
         hint = self._whose_content(block, offset)
         last_slot = turn.slots.real.shape[0] * turn.slots.block_size - 1
         if written is not None and slot == last_slot and bool((written < 0).any()):
-            fault, hint = KVFault.PADDING_WRITE, " Likely cause: a slot of -1 is padding and must not be written; as an index it wraps to the last slot."
+            fault, hint = (
+                KVFault.PADDING_WRITE,
+                " Likely cause: slot -1 is padding, never to be written; as an index it wraps to the last slot.",
+            )
         expected = "outside of its slot mapping" if written is not None else "which no write of this layer's turn explains"
         turn.fail(
             f"{who} changed slot {slot} of block {block} (offset {offset}) in {turn.label}, {expected}; that block "
@@ -56,12 +59,12 @@ class WriteCheck:
         turn = self.turn
         if turn.key is None:
             return ""
-        cache = turn.bound.kv_cache
-        same = _equals(cache[block, 0, offset].expand_as(turn.key), turn.key, cache.dtype).flatten(1).all(dim=1).nonzero()
+        step = turn.step
+        keys = turn.key[: step.query_start_loc[-1]]
+        same = _right_rows(turn.bound.kv_cache[block, 0, offset].expand_as(keys), keys).nonzero()
         if not len(same):
             return ""
         token = int(same[0])
-        step = turn.step
         return f" It holds the K of position {step.position_of_token(token)} of request {step.request_ids[step.row_of_token(token)]!r}."
 
     def _check_values(self, who: str, tokens: slice, slot_mapping: torch.Tensor, before: torch.Tensor) -> None:
@@ -71,44 +74,48 @@ class WriteCheck:
         kept = (slot_mapping >= 0).nonzero().squeeze(1)
         slots = slot_mapping[kept]
         key, value = turn.key[tokens][kept], turn.value[tokens][kept]
-        stored = turn.bound.kv_cache[turn.slots.place(slots)]
-        right_k, right_v = _right_rows(stored[:, 0], key), _right_rows(stored[:, 1], value)
-        wrong = (~(right_k & right_v)).nonzero()
+        stored = turn.slots.real[turn.slots.place(slots)].view(turn.bound.kv_cache.dtype)
+        wrong = (~(_right_rows(stored[:, 0], key) & _right_rows(stored[:, 1], value))).nonzero()
         if not len(wrong):
             return
         index = int(wrong[0])
-        token = tokens.start + int(kept[index])
-        slot = int(slots[index])
-        block, offset = divmod(slot, turn.slots.block_size)
-        row = turn.step.row_of_token(token)
-        fault, what = KVFault.WRONG_VALUE, "holds something else than its K and V"
+        token, (block, offset) = tokens.start + int(kept[index]), divmod(int(slots[index]), turn.slots.block_size)
+        fault, what = KVFault.WRONG_VALUE, _what_is_wrong(stored[index], key[index], value[index])
         if bool((turn.slots.real[block, :, offset] == before[index]).all()):
             fault, what = KVFault.MISSING_WRITE, "was not written"
-        elif bool(_right_rows(stored[index : index + 1, 1], key[index : index + 1])[0]):
-            what = "holds K in V's place"
-        elif bool(_right_rows(stored[index : index + 1, 0], value[index : index + 1])[0]):
-            what = "holds V in K's place"
-        elif bool(right_v[index]):
-            what = "holds a wrong K beside the right V"
-        elif bool(right_k[index]):
-            what = "holds a wrong V beside the right K"
+        request_id = turn.step.request_ids[turn.step.row_of_token(token)]
         turn.fail(
-            f"{who} had to write position {turn.step.position_of_token(token)} of request {turn.step.request_ids[row]!r} to slot {slot} of block "
-            f"{block} (offset {offset}) in {turn.label}, but the slot {what}. Compare `write_kv` with `slotwise.engine.kv_layout`.",
+            f"{who} had to write position {turn.step.position_of_token(token)} of request {request_id!r} to slot {int(slots[index])} of "
+            f"block {block} (offset {offset}) in {turn.label}, but the slot {what}. Compare `write_kv` with `slotwise.engine.kv_layout`.",
             fault=fault,
-            request_id=turn.step.request_ids[row],
+            request_id=request_id,
             block_id=block,
             offset=offset,
         )
 
 
+def _what_is_wrong(stored: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str:
+    """stored: [2, num_kv_heads, head_dim]; key, value: [num_kv_heads, head_dim]. The end of "the slot ..."."""
+
+    def holds(place: int, wanted: torch.Tensor) -> bool:
+        return bool(_right_rows(stored[place : place + 1], wanted[None])[0])
+
+    if holds(1, key):
+        return "holds K in V's place"
+    if holds(0, value):
+        return "holds V in K's place"
+    if holds(1, value):
+        return "holds a wrong K beside the right V"
+    if holds(0, key):
+        return "holds a wrong V beside the right K"
+    return "holds something else than the token's K and V"
+
+
 def _right_rows(stored: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """[num_tokens] bool: does each row hold the wanted values, up to rounding to the storage dtype?"""
-    return _equals(stored, wanted, stored.dtype).flatten(1).all(dim=1)
+    """[num_tokens] bool: does each row hold the wanted values, within two units in the last place of the storage dtype?
 
-
-def _equals(stored: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Elementwise: within two units in the last place of the coarser dtype."""
-    coarser = max(torch.finfo(dtype).eps, torch.finfo(wanted.dtype).eps)
-    tiny = torch.finfo(dtype).tiny
-    return torch.isclose(stored.double(), wanted.to(dtype).double(), rtol=2 * coarser, atol=tiny, equal_nan=True)
+    stored, wanted: [num_tokens, num_kv_heads, head_dim].
+    """
+    limits = torch.finfo(stored.dtype)
+    same = torch.isclose(stored.double(), wanted.to(stored.dtype).double(), rtol=2 * limits.eps, atol=limits.tiny, equal_nan=True)
+    return same.flatten(1).all(dim=1)

@@ -198,7 +198,7 @@ class KVSimulation:
         """Compute what is scheduled. `sample` gives the new tokens of a part whose known tokens are then all computed: up to `num_drafts`
         accepted drafts and one more, or none. Returns the requests that took part."""
         parts = list(self.scheduled.values())
-        self._copy([copy for part in parts for copy in part.copies])
+        self._copy(parts)
         for part in parts:
             if part.num_tokens == part.request.num_missing_tokens:
                 part.new_token_ids = sample(part)
@@ -232,11 +232,11 @@ class KVSimulation:
             self.end(request)
         return requests
 
-    def _copy(self, copies: Sequence[BlockCopy]) -> None:
-        self._memory.copy([(copy.source_block, copy.target_block, copy.num_tokens) for copy in copies])
-        counts = self.tables.count_holders()
-        for copy in copies:
-            require(counts[copy.target_block] == 1, f"a copy into block {copy.target_block}, which {counts[copy.target_block]} tables hold")
+    def _copy(self, parts: Sequence[Scheduled]) -> None:
+        for part in parts:
+            for copy in part.copies:
+                self._check_writable(part, copy.target_block, is_known=True)
+        self._memory.copy([(copy.source_block, copy.target_block, copy.num_tokens) for part in parts for copy in part.copies])
 
     def _write(self, part: Scheduled, num_valid: int) -> None:
         request, end = part.request, part.request.num_computed_tokens + part.num_tokens

@@ -54,8 +54,11 @@ class BlockTable:
         return min(self.group.num_skipped_tokens(num_computed_tokens) // self.group.block_size, len(self.blocks))
 
     def register(self, chain: HashChain, num_tokens: int) -> None:
-        """Make findable the blocks that `num_tokens` tokens fill; `chain` covers them."""
-        first, last = self.num_registered, num_tokens // self.group.block_size
+        """Make findable the blocks that `num_tokens` tokens fill; `chain` covers them.
+
+        Accepted drafts may fill a block that leaves the window before it comes to be registered: null by then, it is passed over.
+        """
+        first, last = max(self.num_registered, self.num_skipped), num_tokens // self.group.block_size
         if first >= last:
             return
         self.num_registered = last

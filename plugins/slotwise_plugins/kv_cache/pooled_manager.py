@@ -78,6 +78,7 @@ class PooledKVCacheManager(KVCacheManager):
             end = request.num_computed_tokens + num_new_tokens
             if end <= held.quiet_until and end + num_lookahead_tokens <= held.num_slots:
                 return self._no_new_blocks
+            return self._extend(held, request, end, num_lookahead_tokens)
         if num_new_tokens < 1:
             raise ValueError(
                 f"Request {request.request_id} asked for slots of {num_new_tokens} tokens; an allocation is for 1 token or more."
@@ -86,6 +87,21 @@ class PooledKVCacheManager(KVCacheManager):
         allocation = self._grow(request, prefix, num_new_tokens, lookahead=num_lookahead_tokens, whole_prompt=reserve_whole_prompt)
         if allocation is not None and cached_prefix is not None and self._reads_cache(request):
             count_lookup(self._stats, request, cached_prefix)
+        return allocation
+
+    def _extend(self, blocks: RequestBlocks, request: KVRequest, end: int, lookahead: int) -> Allocation | None:
+        """`_grow` for a request that holds blocks and goes on: about two steps of each `block_size` come here."""
+        for table in blocks.tables:
+            table.skip(request.num_computed_tokens)
+        allocation = self._no_new_blocks
+        num_slots = min(end + lookahead, self.setup.max_model_len)
+        if num_slots > blocks.num_slots:
+            missing = [table.num_missing(num_slots, ()) for table in blocks.tables]
+            if sum(missing) > self.num_free_blocks:
+                return None
+            allocation = Allocation(new_block_ids=self._take(blocks, missing))
+        blocks.register(min(end, request.num_tokens))
+        blocks.refresh()
         return allocation
 
     def _grow(
@@ -103,7 +119,9 @@ class PooledKVCacheManager(KVCacheManager):
         if num_needed + _num_free(hits) > self.num_free_blocks:
             return None
         self._use_partial_hits(prefix)
-        gained = self._take(blocks, hits, missing, computed)
+        self._touch(blocks, hits, computed)
+        taken = self._take(blocks, missing)
+        gained = tuple([block_ids_of(hit) + new for hit, new in zip(hits, taken, strict=True)])
         blocks.register(min(end, request.num_tokens))
         blocks.refresh()
         self._requests[request.request_id] = blocks
@@ -126,17 +144,21 @@ class PooledKVCacheManager(KVCacheManager):
             max_step_tokens=self.setup.max_num_batched_tokens,
         )
 
-    def _take(self, blocks: RequestBlocks, hits: list[list[KVBlock]], missing: list[int], computed: int) -> tuple[tuple[int, ...], ...]:
-        """Ids gained per group. All hits are touched before the first block is taken, which might otherwise be one of them."""
+    def _touch(self, blocks: RequestBlocks, hits: list[list[KVBlock]], computed: int) -> None:
+        """Start the tables with the blocks that were found. All are touched before the first block is taken, which might otherwise be one
+        of them."""
         for table, hit in zip(blocks.tables, hits, strict=True):
             if hit:
                 self.pool.touch(hit)
                 table.start(hit, computed)
+
+    def _take(self, blocks: RequestBlocks, missing: list[int]) -> tuple[tuple[int, ...], ...]:
+        """Lengthen the tables by new blocks. Returns their ids per group."""
         gained = []
-        for table, hit, num_missing in zip(blocks.tables, hits, missing, strict=True):
+        for table, num_missing in zip(blocks.tables, missing, strict=True):
             taken = self.pool.take(num_missing)
             table.blocks += taken
-            gained.append(block_ids_of(hit) + block_ids_of(taken))
+            gained.append(block_ids_of(taken))
         return tuple(gained)
 
     def free(self, request: KVRequest) -> None:

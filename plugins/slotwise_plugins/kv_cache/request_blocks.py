@@ -42,8 +42,8 @@ class RequestBlocks:
 
     def refresh(self) -> None:
         """Recompute the two bounds after the tables changed."""
-        self.num_slots = min(len(table.blocks) * table.group.block_size for table in self.tables)
-        self.quiet_until = min(self._quiet_until(table) for table in self.tables)
+        self.num_slots = min([len(table.blocks) * table.group.block_size for table in self.tables])
+        self.quiet_until = min([self._quiet_until(table) for table in self.tables])
 
     def _quiet_until(self, table: BlockTable) -> int:
         completes = (table.num_registered + 1) * table.group.block_size if self.makes_findable else sys.maxsize

@@ -284,4 +284,4 @@ def test_a_state_is_json_able(site: FakeSite) -> None:
 
 def test_every_built_in_registers_through_the_projects_entry_points(make_site: Callable[[str], FakeSite]) -> None:
     states = [state for state in ComponentRegistry().states() if state.info.is_builtin]
-    assert {"attention", "scheduler", "kv_cache", "sampler", "model", "weights", "observer"} == {state.slot for state in states}
+    assert {"attention", "scheduler", "kv_cache", "eviction", "sampler", "model", "weights", "observer"} == {state.slot for state in states}

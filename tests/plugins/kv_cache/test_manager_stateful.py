@@ -64,7 +64,11 @@ class HeadFirstEviction(EvictionPolicy):
 
 
 POLICIES = [LruEviction, LfuEviction, CostAwareEviction, HeadFirstEviction]
-prompts = st.tuples(st.integers(1, 20), st.lists(st.integers(0, 1), max_size=4), st.sampled_from([None, None, "x"]))
+KEYS = [
+    [ExtraKey(source="cache_salt", value="x", num_tokens=1)],
+    [ExtraKey(source="multimodal", value="image", first_token=3, num_tokens=2)],
+]
+prompts = st.tuples(st.integers(1, 20), st.lists(st.integers(0, 1), max_size=4), st.sampled_from([*KEYS, [], []]))
 
 
 def first_visible(group: KVGroup, position: int) -> int:
@@ -79,6 +83,7 @@ class ManagerMachine(RuleBasedStateMachine):
     finds_prefixes = True
     kinds = KINDS
     max_groups = 2
+    block_sizes = (1, 2, 3, 4)
 
     def make(self, setup: KVCacheSetup, data: st.DataObject) -> PooledKVCacheManager:
         raise AssertionError("a subclass makes the manager")
@@ -91,12 +96,12 @@ class ManagerMachine(RuleBasedStateMachine):
     @initialize(
         data=st.data(),
         num_usable_blocks=st.integers(5, 20),
-        enable_prefix_caching=st.sampled_from([True, True, True, False]),
+        enable_prefix_caching=st.sampled_from([True] * 7 + [False]),
         policy=st.sampled_from(POLICIES),
     )
     def build(self, data: st.DataObject, num_usable_blocks: int, enable_prefix_caching: bool, policy: type[EvictionPolicy]) -> None:
         specs = data.draw(
-            st.lists(st.tuples(st.sampled_from(self.kinds), st.sampled_from([1, 2, 3, 4])), min_size=1, max_size=self.max_groups)
+            st.lists(st.tuples(st.sampled_from(self.kinds), st.sampled_from(self.block_sizes)), min_size=1, max_size=self.max_groups)
         )
         self.groups = tuple(
             KVGroup(index=index, layer_names=(), block_size=size, bytes_per_block=1, **kind) for index, (kind, size) in enumerate(specs)
@@ -122,35 +127,44 @@ class ManagerMachine(RuleBasedStateMachine):
         self.num_arrivals = 0
 
     @rule(prompts=st.lists(prompts, min_size=1, max_size=4))
-    def arrive(self, prompts: list[tuple[int, list[int], str | None]]) -> None:
+    def arrive(self, prompts: list[tuple[int, list[int], list[ExtraKey]]]) -> None:
         """Prompts share a stem, so that most of them are prefixes of each other for a while."""
-        for stem_len, tail, salt in prompts:
+        for stem_len, tail, keys in prompts:
             tokens = ([0] * stem_len + tail)[: self.longest]
-            keys = [] if salt is None else [ExtraKey(source="cache_salt", value=salt, num_tokens=1)]
             self.num_arrivals += 1
             request_id = f"r{self.num_arrivals}"
             params = SamplingParams(max_tokens=20)
             self.waiting.append(Request(request_id=request_id, prompt_token_ids=tokens, sampling_params=params, extra_keys=keys))
 
-    @rule(data=st.data())
+    @rule(data=st.data(), count=st.integers(0, 2))
     @precondition(lambda self: self.running or self.waiting)
-    def abort(self, data: st.DataObject) -> None:
+    def abort(self, data: st.DataObject, count: int) -> None:
+        if count:
+            return
         request = data.draw(st.sampled_from(self.running + self.waiting))
         self.end(request)
 
-    @rule()
-    def reset(self) -> None:
+    @rule(count=st.integers(0, 4))
+    def reset(self, count: int) -> None:
+        """Seldom, or there would be little to find."""
+        if count:
+            return
         nothing_held = self.manager.num_free_blocks == self.manager.num_usable_blocks
         assert self.manager.reset_prefix_cache() == nothing_held
 
-    @rule(data=st.data(), step_fails=st.sampled_from([False, False, False, False, True]), whole_prompt=st.booleans())
+    @rule(data=st.data(), num_steps=st.integers(1, 6), whole_prompt=st.booleans())
     @precondition(lambda self: self.running or self.waiting)
+    def steps(self, data: st.DataObject, num_steps: int, whole_prompt: bool) -> None:
+        for _ in range(num_steps):
+            self.step(data, data.draw(st.integers(0, 19)) == 19, whole_prompt)
+
     def step(self, data: st.DataObject, step_fails: bool, whole_prompt: bool) -> None:
         self.scheduled: dict[str, tuple[Request, int, int]] = {}
         self.copies: list[BlockCopy] = []
         num_preempted = 0
+        skipped = data.draw(st.sampled_from([None, None, None, *self.running]))
         for request in list(self.running):
-            if request in self.running:
+            if request in self.running and request is not skipped:
                 num_preempted += self.schedule_running(request, data)
         while self.waiting and not num_preempted and self.admit(self.waiting[0], data, whole_prompt):
             pass
@@ -261,11 +275,11 @@ class ManagerMachine(RuleBasedStateMachine):
             request.num_computed_tokens += num_tokens
             if request.num_computed_tokens == request.num_tokens:
                 request.all_token_ids.append(data.draw(st.integers(0, 1)))
-                if request.num_tokens > self.longest or data.draw(st.integers(0, 9)) == 0:
+                if request.num_tokens > self.longest or data.draw(st.integers(0, 4)) == 0:
                     self.end(request)
 
     def mark(self, request: Request, position: int) -> object:
-        return (tuple(request.all_token_ids[: position + 1]), tuple(request.extra_keys))
+        return (tuple(request.all_token_ids[: position + 1]), tuple(key for key in request.extra_keys if key.first_token <= position))
 
     def write(self, request: Request, num_tokens: int, num_lookahead: int, mark: object = None) -> None:
         end = request.num_computed_tokens + num_tokens
@@ -359,6 +373,7 @@ class NoPrefixMachine(ManagerMachine):
 class RadixMachine(ManagerMachine):
     kinds = KINDS[:1]
     max_groups = 1
+    block_sizes = (4, 4, 3, 2, 1)
 
     def make(self, setup: KVCacheSetup, data: st.DataObject) -> PooledKVCacheManager:
         self.radix = RadixKVCacheManager(
@@ -400,5 +415,5 @@ TestPagedManager = PagedMachine.TestCase
 TestRadixManager = RadixMachine.TestCase
 TestNoPrefixManager = NoPrefixMachine.TestCase
 TestPagedManager.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestRadixManager.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestRadixManager.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestNoPrefixManager.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)

@@ -1,0 +1,100 @@
+"""`slotwise bench`: what the engine itself costs. Everything heavy is imported when a command runs.
+
+What this file does not know: how anything is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slotwise.cli.parameters import AsJson
+from slotwise.cli.rendering import write, write_json
+from slotwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+app = typer.Typer(help="Measure what the engine itself costs, without a model.", no_args_is_help=True)
+
+
+@app.command()
+def overhead(
+    *,
+    requests: Annotated[str, typer.Option("--requests", metavar="N,N,...", help="Running requests, each generating.")] = "32,256,2048",
+    waiting: Annotated[str, typer.Option("--waiting", metavar="N,N,...", help="Requests that wait for a seat.")] = "0,1000",
+    contexts: Annotated[str, typer.Option("--contexts", metavar="N,N,...", help="Prompt lengths, in tokens.")] = "64,2048",
+    policy: Annotated[str, typer.Option("--policy", metavar="NAME", help="Scheduler policy.")] = "fcfs",
+    kv_cache: Annotated[str, typer.Option("--kv-cache", metavar="NAME", help="KV cache manager.")] = "paged",
+    block_size: Annotated[int, typer.Option("--block-size", min=1, help="Tokens per KV block.")] = 16,
+    output_kind: Annotated[str, typer.Option("--output-kind", help="delta, cumulative or final_only.")] = "delta",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Visits of each case.")] = 5,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Measured steps per visit.")] = 12,
+    as_json: AsJson = False,
+) -> None:
+    """Measure scheduling, input preparation and output processing per step, with stand-ins for forward and sampler."""
+    from slotwise.sampling_params import OutputKind
+    from slotwise_contrib.bench.bench_tables import overhead_tables
+    from slotwise_contrib.bench.overhead import OverheadPlan, measure
+    from slotwise_contrib.bench.step_clock import doubt
+
+    if output_kind not in {kind.value for kind in OutputKind}:
+        raise ConfigError(f"--output-kind: given {output_kind!r}; accepted: {', '.join(kind.value for kind in OutputKind)}.")
+    plan = OverheadPlan(
+        num_running=numbers("--requests", requests, lowest=1),
+        num_waiting=numbers("--waiting", waiting, lowest=0),
+        context_lens=numbers("--contexts", contexts, lowest=1),
+        policy=policy,
+        kv_cache=kv_cache,
+        block_size=block_size,
+        output_kind=OutputKind(output_kind),
+        num_rounds=rounds,
+        num_steps=steps,
+    )
+    with _progress("measuring", plan.num_visits, shown=not as_json) as advance:
+        result = measure(plan, advance)
+    if as_json:
+        write_json(result.to_dict())
+    else:
+        write(*overhead_tables(result))
+    if warning := doubt(result.lost_share):
+        typer.echo(f"Warning: {warning}", err=True)
+
+
+@app.command()
+def plugins(
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Processes per command.")] = 7,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the commands that must answer at once, and list what they import."""
+    from slotwise_contrib.bench.bench_tables import command_table
+    from slotwise_contrib.bench.command_times import NUM_COMMANDS, measure_commands
+
+    with _progress("running", runs * NUM_COMMANDS, shown=not as_json) as advance:
+        results = measure_commands(runs, advance)
+    if as_json:
+        write_json([result.to_dict() for result in results])
+    else:
+        write(command_table(results))
+
+
+def numbers(option: str, text: str, *, lowest: int) -> tuple[int, ...]:
+    """A list of numbers as the command line gives it. Raises ConfigError."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) >= lowest for word in words):
+        raise ConfigError(f"{option}: given {text!r}; accepted: whole numbers from {lowest} on, separated by commas, such as 32,256.")
+    return tuple(dict.fromkeys(int(word) for word in words))
+
+
+@contextmanager
+def _progress(title: str, total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not shown) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda: progress.advance(task)
