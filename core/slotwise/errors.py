@@ -66,16 +66,22 @@ class ContractError(PluginError):
 class ResolutionError(PluginError):
     """No candidate of a slot fits the model, the machine and the configuration.
 
-    `resolution` is the trace of the attempt (`slotwise.plugin.resolution.Resolution`), nothing chosen.
+    `resolution` is the trace of the attempt (`slotwise.plugin.resolution.Resolution`), nothing chosen; `decided` are those of the
+    slots that were filled before.
     """
 
     def __init__(self, message: str, *, resolution: Resolution | None = None) -> None:
         super().__init__(message)
         self.resolution = resolution
+        self.decided: tuple[Resolution, ...] = ()
 
 
 class ModelLoadError(SlotwiseError):
     """The model could not be found, understood or built."""
+
+
+class ModelNotFoundError(ModelLoadError, LookupError):
+    """No directory, file or known model of that name."""
 
 
 class WeightsError(ModelLoadError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from slotwise.errors import ModelLoadError
+from slotwise.errors import ModelLoadError, ModelNotFoundError
 from slotwise.known_models import KNOWN_MODELS
 from slotwise.plugin.suggestions import did_you_mean
 
@@ -81,7 +81,7 @@ def find_model(source: str) -> ModelSource:
         return _from_gguf(source, path)
     if path.is_file():
         raise ModelLoadError(f"Model {source!r} is a file, but no {GGUF_SUFFIX} file; give such a file, or the model's directory.")
-    raise ModelLoadError(
+    raise ModelNotFoundError(
         f"There is no model {source!r}.{did_you_mean(source, KNOWN_MODELS)} A model is a directory with config.json, a {GGUF_SUFFIX} file, "
         f"or a known name ({', '.join(KNOWN_MODELS)}). Models are never downloaded here: fetch its files first and give their directory."
     )

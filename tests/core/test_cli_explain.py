@@ -183,7 +183,7 @@ def test_strict_makes_an_open_slot_a_failure(run: Callable[..., tuple[int, str, 
 
 def test_slot_that_cannot_be_filled_shows_its_trace_and_then_the_error(run: Callable[..., tuple[int, str, str]]) -> None:
     code, output, error = run(refuse)
-    assert (code, error) == (1, "Error: no sampler fits\n")
+    assert (code, error) == (2, "Error: no sampler fits\n")
     assert "refused: device" in output
     code, output, error = run(refuse, "--json")
     assert (code, json.loads(error)["error"]["type"]) == (1, "ResolutionError")

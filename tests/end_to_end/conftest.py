@@ -15,6 +15,7 @@ from slotwise import LLM
 from slotwise.engine.front_end import front_end_of, resolve_config
 from slotwise.engine.plan import plan_engine
 from slotwise.interfaces.model import Model
+from slotwise.model_source import find_model
 
 
 class SharedModel:
@@ -28,11 +29,9 @@ class SharedModel:
     def engine(self, **overrides: Any) -> LLM:
         """An engine with these settings on top of the shared ones."""
         plan = plan_engine(resolve_config(self.source, None, {**self._overrides, **overrides}))
-        first = self._model is None
-        if self._model is not None:
-            plan.model_instance = self._model
-        front_end = front_end_of(plan, load_weights=first)
-        self._model = plan.model_instance
+        front_end = front_end_of(plan, loaded_model=self._model)
+        if self._model is None and plan.model_plan is not None:
+            self._model = plan.model_plan.instance
         return LLM.from_front_end(front_end)
 
 
@@ -61,8 +60,7 @@ def smollm2() -> SharedModel:
 @pytest.fixture(scope="session")
 def smollm2_reference(smollm2: SharedModel, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
     """The same weights in transformers' own model, run by transformers' own code."""
-    source = plan_engine(resolve_config("smollm2", None, {})).source
-    assert source is not None
+    source = find_model("smollm2")
     from slotwise.interfaces.model import WeightsSetup
     from slotwise_plugins.weights.gguf_weights import GgufWeights
 

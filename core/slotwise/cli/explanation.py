@@ -66,8 +66,8 @@ def explain_config(config: EngineConfig, origins: Origins) -> Explanation:
     try:
         plan = plan_engine(config, weigh_all=True)
     except ResolutionError as error:
-        decided = () if error.resolution is None else (error.resolution,)
-        found = complete(decided, config, registry, "not decided: another slot cannot be filled")
+        failed = () if error.resolution is None else (error.resolution,)
+        found = complete((*error.decided, *failed), config, registry, "not decided: another slot cannot be filled")
         return Explanation(resolutions=found, dropped=origins.dropped, failure=error)
     return Explanation(
         resolutions=complete(plan.resolutions, config, registry, NEEDS_MODEL),

@@ -13,9 +13,9 @@ from typing import Any
 
 import typer
 
-from slotwise.errors import ComponentNotFoundError, ConfigError, InvalidRequestError, SlotwiseError
+from slotwise.errors import ComponentNotFoundError, ConfigError, InvalidRequestError, ModelNotFoundError, ResolutionError, SlotwiseError
 
-INVALID_INPUT = (ConfigError, InvalidRequestError, ComponentNotFoundError)
+INVALID_INPUT = (ConfigError, InvalidRequestError, ComponentNotFoundError, ResolutionError, ModelNotFoundError)
 
 
 def exit_code(error: BaseException) -> int:

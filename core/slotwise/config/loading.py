@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from slotwise.config.consistency import inconsistencies
 from slotwise.config.engine_config import EngineConfig
 from slotwise.config.environment import process_environ, read_environment
 from slotwise.config.files import read_file
@@ -20,6 +21,7 @@ from slotwise.config.flags import read_set_values
 from slotwise.config.keywords import read_keywords
 from slotwise.config.layers import Layer, Merged, merge, nest
 from slotwise.config.origins import DEFAULT, Origin, Origins
+from slotwise.config.problems import Problem, raise_problems
 from slotwise.config.shape import Path
 from slotwise.config.values import flat_values
 from slotwise.errors import ConfigError
@@ -59,7 +61,9 @@ def load_config(
         config = EngineConfig.model_validate(nest(merged.settings))
     except ValidationError as error:
         raise ConfigError(f"the settings do not fit together: {error}") from error
-    return LoadedConfig(config=config, origins=_origins(config, merged))
+    origins = _origins(config, merged)
+    raise_problems([Problem(key=key, where=str(origins[key]), message=message) for key, message in inconsistencies(config)])
+    return LoadedConfig(config=config, origins=origins)
 
 
 def _origins(config: EngineConfig, merged: Merged) -> Origins:

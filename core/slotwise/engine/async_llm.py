@@ -141,8 +141,10 @@ class AsyncLLM:
     async def generate_session(
         self, inputs: AsyncIterable[Prompt], sampling_params: SamplingParams | None = None, request_id: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """One request whose input comes piece by piece: each piece is a turn, answered with the context of all before. Outputs as for `generate`;
-        the last one follows the end of the input. Raises also what `inputs` raises."""
+        """One request whose input comes piece by piece: each piece is a turn, answered with the context of all before.
+
+        Outputs as for `generate`; the last one follows the end of the input. Raises also what `inputs` raises.
+        """
         self._bind_loop()
         pieces = aiter(inputs)
         request = self.front_end.input_processor.process(

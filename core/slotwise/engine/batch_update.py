@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from slotwise.engine.input_batch import InputBatch, RequestState
+from slotwise.engine.input_batch import InputBatch, RunnerRequestState
 from slotwise.engine.scheduler_output import NewRequestData, SchedulerOutput
 
 
@@ -19,11 +19,12 @@ class BatchUpdater:
 
     def __init__(self, batch: InputBatch, *, device: str, decode_first: bool = False) -> None:
         self.batch = batch
-        self.states: dict[str, RequestState] = {}
+        self.states: dict[str, RunnerRequestState] = {}
         self._device = device
         self._decode_first = decode_first
 
-    def apply(self, scheduled: SchedulerOutput) -> None:
+    def apply(self, scheduled: SchedulerOutput) -> int:
+        """Returns how many decode rows lead the batch; 0 where their order does not matter."""
         for request_id in scheduled.finished_request_ids:
             self.states.pop(request_id, None)
             self.batch.remove(request_id)
@@ -35,12 +36,13 @@ class BatchUpdater:
             self.batch.remove(state.request_id)  # a session's next turn comes as a new request of the same id
             self.batch.add(state)
         self.batch.condense()
-        if self._decode_first:
-            move_decodes_first(self.batch, lambda request_id: scheduled.num_scheduled_tokens[request_id])
+        if not self._decode_first:
+            return 0
+        return move_decodes_first(self.batch, lambda request_id: scheduled.num_scheduled_tokens[request_id])
 
-    def _new_state(self, data: NewRequestData) -> RequestState:
+    def _new_state(self, data: NewRequestData) -> RunnerRequestState:
         seed = data.sampling_params.seed
-        state = RequestState(
+        state = RunnerRequestState(
             request_id=data.request_id,
             prompt_token_ids=data.prompt_token_ids,
             sampling_params=data.sampling_params,
@@ -53,7 +55,7 @@ class BatchUpdater:
         self.states[data.request_id] = state
         return state
 
-    def _update_known(self, scheduled: SchedulerOutput) -> list[RequestState]:
+    def _update_known(self, scheduled: SchedulerOutput) -> list[RunnerRequestState]:
         """Apply the differences; returns the states that have no row (resumed, or unscheduled before)."""
         without_row, rows, computed = [], [], []
         data, batch = scheduled.scheduled_cached_requests, self.batch

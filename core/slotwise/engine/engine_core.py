@@ -118,7 +118,7 @@ class EngineCore:
                 request_id=request.request_id,
                 prompt_token_ids=request.prompt_token_ids,
                 sampling_params=request.sampling_params,
-                eos_token_ids=frozenset() if request.sampling_params.ignore_eos else request.eos_token_ids,
+                eos_token_ids=request.eos_token_ids,
                 arrival_time=request.arrival_time,
                 arrival_index=self._num_arrivals,
                 priority=request.priority,

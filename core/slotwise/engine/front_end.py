@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from slotwise.config.engine_config import EngineConfig
@@ -15,6 +16,7 @@ from slotwise.engine.input_processor import InputProcessor
 from slotwise.engine.output_processor import OutputProcessor
 from slotwise.engine.plan import EnginePlan, plan_engine
 from slotwise.errors import ConfigError
+from slotwise.interfaces.model import Model
 from slotwise.interfaces.observer import ComponentInUse
 from slotwise.tokenizer import load_tokenizer
 
@@ -89,21 +91,23 @@ def build_front_end(config: EngineConfig, progress: LoadProgress | None = None) 
     return front_end_of(plan_engine(config), progress)
 
 
-def front_end_of(plan: EnginePlan, progress: LoadProgress | None = None, *, load_weights: bool = True) -> FrontEnd:
-    """Build what a plan decided."""
-    config, source = plan.config, plan.source
-    tokenizer = None
-    if source is not None:
-        tokenizer = load_tokenizer(source, override=config.model.tokenizer, chat_template=config.model.chat_template)
-    core = build_core(plan, None if progress is None else lambda done, total: progress("weights", done, total), load_weights=load_weights)
-    assert source is not None
-    assert plan.model is not None
+def front_end_of(plan: EnginePlan, progress: LoadProgress | None = None, *, loaded_model: Model | None = None) -> FrontEnd:
+    """Build what a plan decided. loaded_model: see `assembly.build_core`."""
+    model_plan, config = plan.model_plan, plan.config
+    if model_plan is None:
+        raise ConfigError(
+            "The configuration names no model. Give model.source: a directory, a .gguf file or a known name (`slotwise models`).",
+            key="model.source",
+        )
+    tokenizer = load_tokenizer(model_plan.source, override=config.model.tokenizer, chat_template=config.model.chat_template)
+    on_weights = None if progress is None else partial(progress, "weights")
+    core = build_core(plan, model_plan, on_weights, loaded_model=loaded_model)
     input_processor = InputProcessor(
         tokenizer=tokenizer,
-        vocab_size=plan.model.vocab_size,
-        max_model_len=config.model.max_model_len or plan.model.max_model_len,
+        vocab_size=model_plan.description.vocab_size,
+        max_model_len=model_plan.max_model_len,
         max_kv_tokens=core.scheduler.kv_cache.max_request_tokens(),
         max_logprobs=config.sampler.max_logprobs,
-        eos_token_ids=source.eos_token_ids,
+        eos_token_ids=model_plan.source.eos_token_ids,
     )
     return FrontEnd(plan=plan, core=core, tokenizer=tokenizer, input_processor=input_processor, output_processor=OutputProcessor(tokenizer))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True, slots=True)
-class RequestState:
+class RunnerRequestState:
     """What the runner keeps of a request, in the batch or out of it, until it ends."""
 
     request_id: str
@@ -52,7 +52,7 @@ class InputBatch:
     def __init__(self, *, max_num_rows: int, max_model_len: int, groups: Sequence[KVGroup]) -> None:
         self.request_ids: list[str | None] = [None] * max_num_rows
         self.row_of: dict[str, int] = {}
-        self.states: list[RequestState | None] = [None] * max_num_rows
+        self.states: list[RunnerRequestState | None] = [None] * max_num_rows
         self.token_ids: npt.NDArray[np.int64] = np.zeros((max_num_rows, max_model_len), dtype=np.int64)
         self.num_tokens: npt.NDArray[np.int64] = np.zeros(max_num_rows, dtype=np.int64)
         self.num_prompt_tokens: npt.NDArray[np.int64] = np.zeros(max_num_rows, dtype=np.int64)
@@ -69,7 +69,7 @@ class InputBatch:
     def num_rows(self) -> int:
         return len(self.row_of)
 
-    def add(self, state: RequestState) -> int:
+    def add(self, state: RunnerRequestState) -> int:
         """Give the request the smallest hole, or a row at the end. Returns the row."""
         if self._holes:
             row = heapq.heappop(self._holes)

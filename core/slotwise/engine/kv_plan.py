@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slotwise.interfaces.attention import AttentionLayer
 from slotwise.interfaces.kv_cache import KVGroup
@@ -27,6 +27,8 @@ class KVPlan:
     """Layer name -> index of the tensor it shares with one layer of each other group."""
     bytes_of_memory: tuple[int, ...]
     """Bytes per block of each tensor."""
+    sharing_target: dict[str, str] = field(default_factory=dict)
+    """Layer without KV of its own -> the layer whose KV it reads."""
 
     @property
     def bytes_per_block(self) -> int:
@@ -34,7 +36,9 @@ class KVPlan:
         return sum(self.bytes_of_memory)
 
     def group_of_layer(self) -> dict[str, int]:
-        return {name: group.index for group in self.groups for name in group.layer_names}
+        """Layer name -> index of its group; a layer without KV of its own is in the group of the one it reads."""
+        groups = {name: group.index for group in self.groups for name in group.layer_names}
+        return groups | {name: groups[target] for name, target in self.sharing_target.items()}
 
 
 def plan_kv_groups(layers: Sequence[AttentionLayer], *, block_size: int, kv_dtype: str) -> KVPlan:
@@ -65,10 +69,14 @@ def plan_kv_groups(layers: Sequence[AttentionLayer], *, block_size: int, kv_dtyp
             )
             for place, layer in enumerate(members):
                 memory_of_layer[layer.name] = memories.setdefault((place, bytes_per_block), len(memories))
-    for layer in layers:
-        if layer.kv_sharing_target is not None:
-            memory_of_layer[layer.name] = memory_of_layer[layer.kv_sharing_target]
-    return KVPlan(groups=tuple(groups), memory_of_layer=memory_of_layer, bytes_of_memory=tuple(size for _, size in memories))
+    sharing_target = {layer.name: layer.kv_sharing_target for layer in layers if layer.kv_sharing_target is not None}
+    memory_of_layer |= {name: memory_of_layer[target] for name, target in sharing_target.items()}
+    return KVPlan(
+        groups=tuple(groups),
+        memory_of_layer=memory_of_layer,
+        bytes_of_memory=tuple(size for _, size in memories),
+        sharing_target=sharing_target,
+    )
 
 
 def _group_size(bucket_sizes: Sequence[int]) -> int:

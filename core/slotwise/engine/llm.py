@@ -88,11 +88,11 @@ class LLM:
         """Complete all prompts together; one output per prompt, in their order.
 
         prompts: one prompt or a list; a prompt is a text, a list of ids, or a mapping with `prompt` or `prompt_token_ids`. sampling_params
-        and priority: one for all, or one per prompt. Raises InvalidRequestError if a prompt or its parameters cannot be served; then none of
-        the call's prompts runs.
+        and priority: one for all, or one per prompt. Raises InvalidRequestError if a prompt or its parameters cannot be served; then none
+        of the call's prompts runs.
         """
         listed = _as_prompts(prompts)
-        params = _one_each(sampling_params or SamplingParams(), len(listed), "sampling_params")
+        params = [_checked_params(each) for each in _one_each(sampling_params or SamplingParams(), len(listed), "sampling_params")]
         priorities = _one_each(priority, len(listed), "priority")
         external_ids = [str(next(self._request_ids)) for _ in listed]
         internal_ids: list[str] = []
@@ -164,3 +164,12 @@ def _one_each(value: Any, count: int, name: str) -> list[Any]:
     if len(value) != count:
         raise InvalidRequestError(f"{name} has {len(value)} entries for {count} prompts; give one, or one per prompt.", param=name)
     return list(value)
+
+
+def _checked_params(params: Any) -> SamplingParams:
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError(
+            f"sampling_params must be a SamplingParams, or a list of them, got {type(params).__name__}; write SamplingParams(...).",
+            param="sampling_params",
+        )
+    return params

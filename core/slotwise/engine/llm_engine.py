@@ -74,7 +74,7 @@ class LLMEngine:
         return processed.request_outputs
 
     def extend_session(self, request_id: str, prompt: Prompt | None) -> None:
-        """More input for a session, by the id `add_request` returned, or None for the end of its input. It may come before the turn is over.
+        """More input for a session, by the id `add_request` returned, or None for the end of its input; also before the turn is over.
 
         The sequence so far, without the last sampled token, is the context of the new input. Raises InvalidRequestError.
         """

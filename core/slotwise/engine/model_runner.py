@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from slotwise.engine.attention_dispatch import AttentionDispatch
-from slotwise.engine.batch_update import BatchUpdater, is_decode
+from slotwise.engine.batch_update import BatchUpdater
 from slotwise.engine.block_copy import copy_blocks
-from slotwise.engine.input_batch import InputBatch, RequestState
+from slotwise.engine.input_batch import InputBatch, RunnerRequestState
 from slotwise.engine.outputs import TokenLogprobs
 from slotwise.engine.prepare_inputs import StepInputs, common_metadata, prepare_inputs
 from slotwise.engine.prompt_logprobs import PromptRows, find_prompt_rows, gather_prompt_logprobs
@@ -66,7 +66,7 @@ class ModelRunner:
     @torch.inference_mode()
     def execute_model(self, scheduled: SchedulerOutput) -> None:
         """Everything up to the logits. A step without tokens only brings the batch up to date."""
-        self.updater.apply(scheduled)
+        num_decodes = self.updater.apply(scheduled)
         self.attention.before_step(scheduled, self.batch)
         if scheduled.block_copies:
             copy_blocks(self.attention.layers, scheduled.block_copies)
@@ -75,7 +75,6 @@ class ModelRunner:
         batch = self.batch
         num_scheduled = [scheduled.num_scheduled_tokens[request_id] for request_id in batch.request_ids[: batch.num_rows] if request_id]
         inputs = prepare_inputs(batch, num_scheduled)
-        num_decodes = self._count_decodes(scheduled) if self.attention.needs_decodes_first else 0
         self.attention.begin_step(
             [common_metadata(batch, inputs, group, device=self.device, num_decodes=num_decodes) for group in range(len(batch.block_tables))]
         )
@@ -90,9 +89,6 @@ class ModelRunner:
         )
         self.attention.end_step()
         self._pending = _Pending(inputs, output.logits, prompt_rows)
-
-    def _count_decodes(self, scheduled: SchedulerOutput) -> int:
-        return sum(is_decode(self.batch, row, scheduled.num_scheduled_tokens.__getitem__) for row in range(self.batch.num_rows))
 
     @torch.inference_mode()
     def sample_tokens(self) -> ModelRunnerOutput:
@@ -122,7 +118,7 @@ class ModelRunner:
             output.logprobs = _logprobs_of_rows(states, is_partial, sampled.logprobs)
         return output
 
-    def _sampling_metadata(self, states: Sequence[RequestState]) -> SamplingMetadata:
+    def _sampling_metadata(self, states: Sequence[RunnerRequestState]) -> SamplingMetadata:
         if self._metadata is None or self.batch.rows_changed:
             self._metadata = sampling_metadata(states, vocab_size=self.model.vocab_size, device=self.device)
             self.batch.rows_changed = False
@@ -130,7 +126,7 @@ class ModelRunner:
 
 
 def _logprobs_of_rows(
-    states: Sequence[RequestState], is_partial: Sequence[bool], tensors: LogprobsTensors
+    states: Sequence[RunnerRequestState], is_partial: Sequence[bool], tensors: LogprobsTensors
 ) -> dict[str, list[TokenLogprobs]]:
     """Cut each row's logprobs to the number its request asked for."""
     ids, values, ranks = tensors.token_ids.tolist(), tensors.logprobs.tolist(), tensors.ranks.tolist()

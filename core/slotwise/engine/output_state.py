@@ -19,7 +19,8 @@ class CompletionState:
 
     __slots__ = (
         "_end_sent",
-        "_kind",
+        "_is_delta",
+        "_is_final_only",
         "_logprobs",
         "_num_sent",
         "_params",
@@ -43,7 +44,8 @@ class CompletionState:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self._params = params
-        self._kind = params.output_kind
+        self._is_delta = params.output_kind is OutputKind.DELTA
+        self._is_final_only = params.output_kind is OutputKind.FINAL_ONLY
         self._stop_ids = request.stop_token_ids
         self._stream: TextStream | None = None
         if decoder is not None and params.detokenize:
@@ -104,7 +106,7 @@ class CompletionState:
         num_tokens, num_sent = len(self.token_ids), self._num_sent
         finish_reason = None
         if self.finish_reason is None:
-            if self._kind is OutputKind.FINAL_ONLY or num_tokens - num_sent < (self._params.stream_interval if num_sent else 1):
+            if self._is_final_only or num_tokens - num_sent < (self._params.stream_interval if num_sent else 1):
                 return None
         elif self._end_sent:
             return None
@@ -112,7 +114,7 @@ class CompletionState:
             self._end_sent = True
             finish_reason = self.finish_reason.value
         self._num_sent = num_tokens
-        start = num_sent if self._kind is OutputKind.DELTA else 0
+        start = num_sent if self._is_delta else 0
         output = CompletionOutput(
             index=self.index,
             text="" if self._stream is None else self._next_text(),
@@ -147,7 +149,7 @@ class CompletionState:
     def _next_text(self) -> str:
         text = self._pieces[0] if len(self._pieces) == 1 else "".join(self._pieces)
         self._pieces.clear()
-        if self._kind is OutputKind.DELTA:
+        if self._is_delta:
             return text
         self._text += text
         return self._text

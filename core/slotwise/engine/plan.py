@@ -1,6 +1,6 @@
 """From a configuration to what will run: which component fills each slot and each layer, before a single weight is read.
 
-`plan_engine` is what `slotwise explain` shows and what `assembly.build_engine` builds; nothing else decides.
+`plan_engine` is what `slotwise explain` shows and what `assembly.build_core` builds; nothing else decides.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from slotwise.config.engine_config import AttentionConfig, EngineConfig, SlotConfig, slot_path
-from slotwise.errors import ConfigError
-from slotwise.interfaces.attention import DECODE, PREFILL, AttentionLayer
+from slotwise.engine.kv_layout import negotiate_layout
+from slotwise.engine.kv_plan import KVPlan, plan_kv_groups
+from slotwise.errors import ConfigError, ResolutionError
+from slotwise.interfaces.attention import DECODE, PHASES, PREFILL, STANDARD_KV_LAYOUTS, AttentionLayer
 from slotwise.interfaces.model import Model, ModelDescription, ModelSetup
 from slotwise.model_source import ModelSource, find_model
 from slotwise.plugin.contract import import_implementation
@@ -53,27 +55,51 @@ class LayerPlan:
     """Names of attention components."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelPlan:
+    """What is decided once the model is known."""
+
+    source: ModelSource
+    description: ModelDescription
+    instance: Model = field(repr=False)
+    """Built without parameters, to learn its layers; the engine loads this very object."""
+    max_model_len: int
+    """Longest sequence in tokens, unless the pool turns out to hold less."""
+    layers: tuple[LayerPlan, ...]
+    kv: KVPlan
+    kv_dtype: str
+    kv_layout: str
+
+
 @dataclass(kw_only=True, slots=True)
 class EnginePlan:
-    """Everything that is decided before the engine is built. Without `model.source` only slots chosen by name are."""
+    """Everything that is decided before the engine is built."""
 
     config: EngineConfig
     registry: ComponentRegistry
     machine: MachineDescription
-    source: ModelSource | None = None
-    model: ModelDescription | None = None
-    model_instance: Model | None = field(default=None, repr=False)
-    """Built without parameters, to learn its layers; the engine loads this very object."""
+    weigh_all: bool = False
     components: dict[str, Chosen] = field(default_factory=dict)
     """Slot -> component; the attention slot is in `attention`."""
     attention: dict[str, Chosen] = field(default_factory=dict)
     """Component name -> component, those that serve some layer."""
     observers: dict[str, Chosen] = field(default_factory=dict)
     resolutions: tuple[Resolution, ...] = ()
-    layers: tuple[LayerPlan, ...] = ()
-    needs_model: tuple[str, ...] = ()
-    """Slots left open because the configuration names no model."""
-    weigh_all: bool = False
+    model_plan: ModelPlan | None = None
+    """None if the configuration names no model: then only the slots chosen without one are decided."""
+
+    @property
+    def model(self) -> ModelDescription | None:
+        return None if self.model_plan is None else self.model_plan.description
+
+    @property
+    def layers(self) -> tuple[LayerPlan, ...]:
+        return () if self.model_plan is None else self.model_plan.layers
+
+    @property
+    def needs_model(self) -> tuple[str, ...]:
+        """Slots left open because the configuration names no model."""
+        return ("model", "weights", "attention") if self.model_plan is None else ()
 
     def candidates(self, slot: str, use: str) -> tuple[PluginState, ...]:
         """The components to weigh: all of the slot for `auto` or for people who want to see them, else only the one named."""
@@ -87,30 +113,25 @@ def plan_engine(config: EngineConfig, *, weigh_all: bool = False) -> EnginePlan:
     """
     registry = ComponentRegistry(allow=config.plugins.allow, block=config.plugins.block, strict=config.plugins.strict)
     plan = EnginePlan(config=config, registry=registry, machine=describe_machine(config.device), weigh_all=weigh_all)
-    _check_limits(config)
+    try:
+        _fill(plan)
+    except ResolutionError as error:
+        error.decided = plan.resolutions
+        raise
+    return plan
+
+
+def _fill(plan: EnginePlan) -> None:
+    config = plan.config
     for slot, section in (("scheduler", config.scheduler), ("kv_cache", config.kv_cache), ("eviction", config.kv_cache.eviction)):
         _resolve(plan, slot, section)
     _resolve(plan, "sampler", config.sampler, logprobs_mode=config.sampler.logprobs_mode)
     for name in config.observers.use:
-        loaded = registry.get("observer", name)
+        loaded = plan.registry.get("observer", name)
         options = validate_options(loaded, config.observers.options.get(name, {}), prefix=f"observers.options.{name}")
         plan.observers[name] = Chosen(loaded=loaded, options=options)
-    if config.model.source is None:
-        plan.needs_model = ("model", "weights", "attention")
-        return plan
-    _plan_model(plan, find_model(config.model.source))
-    _plan_attention(plan)
-    return plan
-
-
-def _check_limits(config: EngineConfig) -> None:
-    scheduler = config.scheduler
-    if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
-        raise ConfigError(
-            f"scheduler.max_num_batched_tokens is {scheduler.max_num_batched_tokens} and max_num_seqs is {scheduler.max_num_seqs}: "
-            "each running request needs one token per step. Raise the former or lower the latter.",
-            key="scheduler.max_num_batched_tokens",
-        )
+    if config.model.source is not None:
+        plan.model_plan = _plan_model(plan, find_model(config.model.source))
 
 
 def _resolve(plan: EnginePlan, slot: str, section: SlotConfig, **needs: Any) -> Chosen:
@@ -128,8 +149,8 @@ def _take(plan: EnginePlan, resolution: Resolution, options: Mapping[str, Any], 
     return chosen
 
 
-def _plan_model(plan: EnginePlan, source: ModelSource) -> None:
-    """Choose model and weights, and build the model without parameters to learn its layers."""
+def _plan_model(plan: EnginePlan, source: ModelSource) -> ModelPlan:
+    """Choose model, weights and attention. The model is built without parameters to learn its layers."""
     config = plan.config
     dtype: str = config.model.dtype
     if dtype == "auto":
@@ -143,36 +164,63 @@ def _plan_model(plan: EnginePlan, source: ModelSource) -> None:
         weights_suffix=source.weights_suffix,
     )
     chosen = _resolve(plan, "model", config.model, model=description)
+    max_model_len = _max_model_len(config, source.max_model_len)
     model: Model = chosen.implementation()(
-        ModelSetup(hf_config=source.hf_config, dtype=dtype, device=plan.machine.device_type, seed=config.seed, options=chosen.options)
+        ModelSetup(hf_config=source.hf_config, dtype=dtype, device=plan.machine.device, seed=config.seed, options=chosen.options)
     )
-    plan.source = source
-    plan.model_instance = model
-    plan.model = dataclasses.replace(description, vocab_size=model.vocab_size, layers=model.attention_layers)
-    _resolve(plan, "weights", config.weights, model=plan.model)
+    description = dataclasses.replace(description, vocab_size=model.vocab_size, layers=model.attention_layers)
+    _resolve(plan, "weights", config.weights, model=description)
+    layers = _plan_layers(plan, description)
+    kv_dtype = dtype if config.kv_cache.dtype == "auto" else config.kv_cache.dtype
+    return ModelPlan(
+        source=source,
+        description=description,
+        instance=model,
+        max_model_len=max_model_len,
+        layers=layers,
+        kv=plan_kv_groups(description.layers, block_size=config.kv_cache.block_size, kv_dtype=kv_dtype),
+        kv_dtype=kv_dtype,
+        kv_layout=_agree_on_layout(plan),
+    )
 
 
-def _plan_attention(plan: EnginePlan) -> None:
+def _max_model_len(config: EngineConfig, limit: int) -> int:
+    wanted = config.model.max_model_len or limit
+    if wanted > limit:
+        raise ConfigError(
+            f"model.max_model_len is {wanted}, but the model was made for {limit} positions. Lower it.", key="model.max_model_len"
+        )
+    scheduler = config.scheduler
+    if not scheduler.enable_chunked_prefill and scheduler.max_num_batched_tokens < wanted:
+        raise ConfigError(
+            "Without scheduler.enable_chunked_prefill a prompt must fit one step: scheduler.max_num_batched_tokens is "
+            f"{scheduler.max_num_batched_tokens}, sequences may have {wanted} tokens. Raise the former or lower model.max_model_len.",
+            key="scheduler.max_num_batched_tokens",
+        )
+    return wanted
+
+
+def _plan_layers(plan: EnginePlan, model: ModelDescription) -> tuple[LayerPlan, ...]:
     """A backend for each layer and phase: `per_kind` first, then `per_phase`, then `use`."""
-    assert plan.model is not None
     section = plan.config.attention
     served: dict[str, list[AttentionLayer]] = {}
-    for layer in plan.model.layers:
-        for phase in (PREFILL, DECODE):
+    for layer in model.layers:
+        for phase in PHASES:
             members = served.setdefault(_part(section, layer, phase), [])
             if layer not in members:
                 members.append(layer)
-    backend_of_part = {part: _resolve_backend(plan, part, layers) for part, layers in served.items()}
-    plan.layers = tuple(
+    backend_of_part = {part: _resolve_backend(plan, model, part, layers) for part, layers in served.items()}
+    planned = tuple(
         LayerPlan(
             name=layer.name,
             kind=layer.kind,
             prefill=backend_of_part[_part(section, layer, PREFILL)],
             decode=backend_of_part[_part(section, layer, DECODE)],
         )
-        for layer in plan.model.layers
+        for layer in model.layers
     )
-    _refuse_fused_splits(plan)
+    _refuse_fused_splits(plan, planned)
+    return planned
 
 
 def _part(section: AttentionConfig, layer: AttentionLayer, phase: str) -> str:
@@ -182,18 +230,17 @@ def _part(section: AttentionConfig, layer: AttentionLayer, phase: str) -> str:
     return phase if phase in section.per_phase else ""
 
 
-def _resolve_backend(plan: EnginePlan, part: str, layers: Sequence[AttentionLayer]) -> str:
+def _resolve_backend(plan: EnginePlan, model: ModelDescription, part: str, layers: Sequence[AttentionLayer]) -> str:
     config = plan.config
     by_part: Mapping[str, SlotConfig] = {
         str(key): value for key, value in (*config.attention.per_kind.items(), *config.attention.per_phase.items())
     }
     choice = by_part[part] if part else config.attention
-    assert plan.model is not None
     resolution = resolve_attention(
         use=choice.use,
         states=plan.candidates("attention", choice.use),
         machine=plan.machine,
-        model=plan.model,
+        model=model,
         layers=layers,
         part=part,
         kv_dtype=config.kv_cache.dtype,
@@ -212,9 +259,9 @@ def _resolve_backend(plan: EnginePlan, part: str, layers: Sequence[AttentionLaye
     return chosen.name
 
 
-def _refuse_fused_splits(plan: EnginePlan) -> None:
+def _refuse_fused_splits(plan: EnginePlan, layers: Sequence[LayerPlan]) -> None:
     """A backend that writes KV inside its forward cannot share a layer with another: neither would see the other's tokens in time."""
-    for layer in plan.layers:
+    for layer in layers:
         for name in {layer.prefill, layer.decode} if layer.prefill != layer.decode else ():
             if plan.attention[name].loaded.component.capabilities.fused_kv_write:
                 raise ConfigError(
@@ -222,3 +269,25 @@ def _refuse_fused_splits(plan: EnginePlan) -> None:
                     "the KV cache inside its forward and must serve both phases. Choose one that writes it separately.",
                     key="attention.per_phase",
                 )
+
+
+def _agree_on_layout(plan: EnginePlan) -> str:
+    """One KV layout for all caches, since groups share memory."""
+    accepted = {name: chosen.loaded.component.capabilities.kv_layouts for name, chosen in plan.attention.items()}
+    layout = plan.config.kv_cache.layout if plan.config.kv_cache.layout != "auto" else negotiate_layout(accepted.values())
+    if layout is None:
+        offers = "; ".join(f"{backend}: {', '.join(layouts)}" for backend, layouts in accepted.items())
+        raise ResolutionError(f"The attention backends agree on no KV layout ({offers}). Choose backends that share one.")
+    refuse_copies_of_private_layout(plan, layout)
+    return layout
+
+
+def refuse_copies_of_private_layout(plan: EnginePlan, layout: str) -> None:
+    """Raises ConfigError if the KV manager copies blocks whose content only their backend understands."""
+    manager = plan.components["kv_cache"]
+    if layout not in STANDARD_KV_LAYOUTS and manager.implementation().copies_blocks:
+        raise ConfigError(
+            f"kv_cache.use is {manager.name}, which copies KV between blocks, but the KV layout {layout} is a backend's own and "
+            f'cannot be copied. Choose a backend with a layout of {", ".join(STANDARD_KV_LAYOUTS)}, or kv_cache.use = "paged".',
+            key="kv_cache.use",
+        )

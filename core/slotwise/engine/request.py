@@ -100,7 +100,7 @@ class Request:
         self.sampling_params = sampling_params
         self.max_tokens = sampling_params.max_tokens or 0
         """Resolved by the front end: never 0 once admitted."""
-        self.eos_token_ids = eos_token_ids
+        self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids
         self.arrival_time = arrival_time
         self.arrival_index = arrival_index
         self.priority = priority
@@ -136,6 +136,11 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.all_token_ids) - self.num_prompt_tokens
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Ids that end the output: EOS, unless ignored, and the caller's."""
+        return self.eos_token_ids | frozenset(self.sampling_params.stop_token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -32,7 +32,9 @@ class RequestState:
         self.num_unfinished = len(children)
         self.error: str | None = None
         self._request = request
-        self._kind = request.sampling_params.output_kind
+        kind = request.sampling_params.output_kind
+        self._is_delta = kind is OutputKind.DELTA
+        self._is_final_only = kind is OutputKind.FINAL_ONLY
         self._token_text: Callable[[int], str] | None = None if decoder is None else decoder.token_text
         self._last_sent: list[CompletionOutput | None] = [None] * len(children)
         """For CUMULATIVE and FINAL_ONLY outputs, which carry all completions."""
@@ -62,12 +64,12 @@ class RequestState:
         """What is to be sent now, None if nothing. DELTA: completions with something new. CUMULATIVE: all that have begun, as last sent.
         FINAL_ONLY: all, when the last has ended."""
         is_last = self.num_unfinished == 0
-        if self._kind is OutputKind.FINAL_ONLY and not is_last:
+        if self._is_final_only and not is_last:
             return None
         outputs = [completion for state in self.states if (completion := state.next_completion()) is not None]
         if not outputs:
             return None
-        if self._kind is not OutputKind.DELTA and len(self.states) > 1:
+        if not self._is_delta and len(self.states) > 1:
             outputs = self._with_last_sent(outputs)
         output = RequestOutput(
             request_id=self.external_id,
@@ -80,7 +82,7 @@ class RequestState:
             error=self.error,
             metrics=self._metrics,
         )
-        if self._kind is OutputKind.DELTA:
+        if self._is_delta:
             self._prompt_logprobs = None
         return output
 

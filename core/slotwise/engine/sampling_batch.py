@@ -11,10 +11,10 @@ from slotwise.interfaces.sampler import GREEDY_EPS, SamplingMetadata
 from slotwise.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from slotwise.engine.input_batch import RequestState
+    from slotwise.engine.input_batch import RunnerRequestState
 
 
-def sampling_metadata(states: Sequence[RequestState], *, vocab_size: int, device: str) -> SamplingMetadata:
+def sampling_metadata(states: Sequence[RunnerRequestState], *, vocab_size: int, device: str) -> SamplingMetadata:
     """Metadata of the rows, generators not included (they depend on which samples are kept: see `kept_generators`)."""
     params = [state.sampling_params for state in states]
     all_greedy = all(p.temperature < GREEDY_EPS for p in params)
@@ -51,7 +51,7 @@ def sampling_metadata(states: Sequence[RequestState], *, vocab_size: int, device
     )
 
 
-def kept_generators(states: Sequence[RequestState], is_partial: Sequence[bool]) -> dict[int, torch.Generator]:
+def kept_generators(states: Sequence[RunnerRequestState], is_partial: Sequence[bool]) -> dict[int, torch.Generator]:
     """Generators of the seeded rows whose sample is kept: a discarded row draws nothing of its own, so that a seeded result does not
     depend on how the prompt was cut."""
     return {row: state.generator for row, state in enumerate(states) if state.generator is not None and not is_partial[row]}

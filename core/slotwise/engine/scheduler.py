@@ -367,7 +367,7 @@ class Scheduler:
             bad_words_token_ids=request.bad_words_token_ids,
             block_ids=self.kv_cache.block_ids(request.request_id),
             num_computed_tokens=request.num_computed_tokens,
-            stop_token_ids=request.eos_token_ids | frozenset(request.sampling_params.stop_token_ids),
+            stop_token_ids=request.stop_token_ids,
         )
 
     def _state(self, step: _Step) -> SchedulerState:
@@ -441,8 +441,10 @@ class Scheduler:
             self._begin_turn(request)
 
     def _begin_turn(self, request: Request) -> None:
-        """What was said so far becomes the prompt, except the last sampled token, whose KV was never computed. The end of the input, or of the
-        context, ends the request."""
+        """What was said so far becomes the prompt, except the last sampled token, whose KV was never computed.
+
+        The end of the input, or of the context, ends the request.
+        """
         token_ids = request.pending_inputs.popleft()
         if token_ids is None or request.num_tokens - 1 + len(token_ids) >= self.limits.max_model_len:
             request.status = RequestStatus.FINISHED_STOPPED if token_ids is None else RequestStatus.FINISHED_LENGTH_CAPPED

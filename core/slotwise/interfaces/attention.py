@@ -29,9 +29,9 @@ LAYER_KINDS = (FULL, SLIDING_WINDOW, CHUNKED_LOCAL)
 """Kinds of layers that may be served by different backends (`[attention.per_kind]`)."""
 
 PREFILL = "prefill"
-"""Phase of a row that computes more than one token, or its first."""
+"""Phase of every other row: parts of a prompt, and what is recomputed after a preemption."""
 DECODE = "decode"
-"""Phase of a row that computes one token on top of a computed context."""
+"""Phase of a row that computes one token after its whole prompt."""
 PHASES = (PREFILL, DECODE)
 """Phases of a row that may be served by different backends (`[attention.per_phase]`)."""
 
@@ -220,7 +220,7 @@ class AttentionSetup:
 class CommonAttentionMetadata:
     """One step's batch as every backend of one KV group sees it. Read only; valid during the step.
 
-    Decode rows come first when a decode threshold is set (`num_decodes` > 0 is then meaningful).
+    Decode rows come first, and are counted in `num_decodes`, only where the configuration gives the phases to different backends.
     """
 
     num_reqs: int
@@ -249,7 +249,7 @@ class CommonAttentionMetadata:
     is_prefilling: torch.Tensor
     """[num_reqs] bool, CPU. num_computed_tokens < num_prompt_tokens, before the step."""
     num_decodes: int = 0
-    """Leading rows with one query token and a computed context."""
+    """Leading rows of the decode phase, if they are kept first."""
     num_decode_tokens: int = 0
     """Tokens of the `num_decodes` leading rows."""
     causal: bool | torch.Tensor = True

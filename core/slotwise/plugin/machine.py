@@ -21,6 +21,8 @@ class MachineDescription:
     device_type: str
     """`cpu`, `cuda`, ...: torch's word."""
     device_name: str
+    device: str = "cpu"
+    """The device itself, as torch writes it: `cpu`, `cuda:1`."""
     compute_capability: tuple[int, int] | None = None
     """(major, minor) of a CUDA device."""
     cpu_flags: tuple[str, ...] = ()
@@ -44,6 +46,7 @@ def describe_machine(device: str = "auto") -> MachineDescription:
     properties = torch.cuda.get_device_properties(chosen) if is_cuda else None
     return MachineDescription(
         device_type=chosen.type,
+        device=str(chosen),
         device_name=_cpu_name() if chosen.type == "cpu" else properties.name if properties is not None else str(chosen),
         compute_capability=(properties.major, properties.minor) if properties is not None else None,
         cpu_flags=_cpu_flags(),

@@ -76,11 +76,9 @@ class TinyModel:
     def engine(self, **overrides: Any) -> AsyncLLM:
         settings = {"served_model_name": SERVED_NAME, "kv_cache": {"num_blocks": 900}, **overrides}
         plan = plan_engine(resolve_config(str(self.path), None, settings))
-        first = self._model is None
-        if self._model is not None:
-            plan.model_instance = self._model
-        front_end = front_end_of(plan, load_weights=first)
-        self._model = plan.model_instance
+        front_end = front_end_of(plan, loaded_model=self._model)
+        if self._model is None and plan.model_plan is not None:
+            self._model = plan.model_plan.instance
         return AsyncLLM.from_front_end(front_end)
 
 

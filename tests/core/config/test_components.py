@@ -11,7 +11,7 @@ from slotwise.config.problems import Problem
 from slotwise.plugin.registry import ComponentRegistry
 
 MakeRegistry = Callable[..., ComponentRegistry]
-ALWAYS = ("scheduler:fcfs", "kv_cache:paged")
+ALWAYS = ("scheduler:fcfs", "kv_cache:paged", "eviction:lru")
 
 
 def problems(registry: ComponentRegistry, *set_values: str, **overrides: Any) -> list[Problem]:

@@ -28,6 +28,14 @@ def test_options_follow_the_named_component(make_registry: MakeRegistry) -> None
     assert set(schema["$defs"]["ObserversConfigTable"]["properties"]["options"]["properties"]) == {"log"}
 
 
+def test_a_slot_inside_another_section_has_its_rules_there(make_registry: MakeRegistry) -> None:
+    schema = config_schema(make_registry("kv_cache:mine", "eviction:first"))
+    table = schema["$defs"]["EvictionConfigTable"]
+    assert [rule["if"]["properties"]["use"]["const"] for rule in table["allOf"]] == ["first"]
+    assert schema["$defs"]["KVCacheConfigTable"]["properties"]["eviction"]["$ref"] == "#/$defs/EvictionConfig"
+    assert {"type": "string"} in schema["$defs"]["EvictionConfig"]["anyOf"]
+
+
 def test_slots_may_be_plain_text(make_registry: MakeRegistry) -> None:
     schema = config_schema(make_registry())
     for name in ("AttentionConfig", "SchedulerConfig", "ModelConfig"):

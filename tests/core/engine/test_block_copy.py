@@ -10,8 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slotwise.config.engine_config import EngineConfig
 from slotwise.engine.block_copy import copy_blocks
 from slotwise.engine.kv_layout import allocate, standard_layout
+from slotwise.engine.plan import plan_engine, refuse_copies_of_private_layout
+from slotwise.errors import ConfigError
 from slotwise.interfaces.attention import KVLayoutRequest
 from slotwise.interfaces.kv_cache import BlockCopy
 
@@ -53,3 +56,15 @@ def test_every_target_holds_what_its_source_held_before_the_step_in_all_layers_o
     copy_blocks(layers, copies)
     for layer in layers:
         assert torch.equal(layer.kv_cache, expected[layer.kv_cache.data_ptr()])
+
+
+@pytest.mark.parametrize("manager", ["radix", "paged"])
+def test_only_a_manager_that_copies_blocks_refuses_a_layout_of_a_backends_own(manager: str) -> None:
+    plan = plan_engine(EngineConfig.model_validate({"kv_cache": {"use": manager}}))
+    refuse_copies_of_private_layout(plan, "nhd")
+    if manager == "paged":
+        refuse_copies_of_private_layout(plan, "packed")
+        return
+    with pytest.raises(ConfigError, match=r"layout packed .*kv_cache\.use = \"paged\"") as raised:
+        refuse_copies_of_private_layout(plan, "packed")
+    assert raised.value.key == "kv_cache.use"

@@ -61,7 +61,8 @@ def test_a_layer_that_shares_kv_uses_its_targets_memory_and_no_group() -> None:
     shared = AttentionLayer(name="layer.2", index=2, num_heads=4, num_kv_heads=2, head_dim=8, scale=1.0, kv_sharing_target="layer.1")
     plan = plan_kv_groups([*own, shared], block_size=4, kv_dtype="float32")
     assert plan.memory_of_layer["layer.2"] == plan.memory_of_layer["layer.1"]
-    assert "layer.2" not in plan.group_of_layer()
+    assert plan.group_of_layer()["layer.2"] == plan.group_of_layer()["layer.1"]
+    assert "layer.2" not in plan.groups[0].layer_names
 
 
 def test_pool_is_no_larger_than_full_load_and_never_empty() -> None:

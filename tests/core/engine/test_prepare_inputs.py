@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotwise.engine.block_table import BlockTable
-from slotwise.engine.input_batch import InputBatch, RequestState
+from slotwise.engine.input_batch import InputBatch, RunnerRequestState
 from slotwise.engine.prepare_inputs import common_metadata, prepare_inputs, slice_rows
 from slotwise.interfaces.kv_cache import KVGroup
 from slotwise.sampling_params import SamplingParams
@@ -19,8 +19,8 @@ def group(block_size: int = 16) -> KVGroup:
     return KVGroup(index=0, layer_names=("layer.0",), block_size=block_size, bytes_per_block=1)
 
 
-def state(request_id: str, num_prompt: int, *, computed: int = 0, outputs: int = 0, block_ids: list[int] | None = None) -> RequestState:
-    return RequestState(
+def state(request_id: str, num_prompt: int, *, computed: int = 0, outputs: int = 0, block_ids: list[int] | None = None) -> RunnerRequestState:
+    return RunnerRequestState(
         request_id=request_id,
         prompt_token_ids=list(range(100, 100 + num_prompt)),
         sampling_params=SamplingParams(),
@@ -33,7 +33,7 @@ def state(request_id: str, num_prompt: int, *, computed: int = 0, outputs: int =
     )
 
 
-def batch_of(*states: RequestState, block_size: int = 16) -> InputBatch:
+def batch_of(*states: RunnerRequestState, block_size: int = 16) -> InputBatch:
     batch = InputBatch(max_num_rows=8, max_model_len=512, groups=[group(block_size)])
     for each in states:
         batch.add(each)

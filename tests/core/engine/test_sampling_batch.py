@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from slotwise.engine.input_batch import RequestState
+from slotwise.engine.input_batch import RunnerRequestState
 from slotwise.engine.sampling_batch import kept_generators, sampling_metadata
 from slotwise.sampling_params import SamplingParams
 
 
-def state(seed: int | None = None, **params: object) -> RequestState:
-    return RequestState(
+def state(seed: int | None = None, **params: object) -> RunnerRequestState:
+    return RunnerRequestState(
         request_id="r",
         prompt_token_ids=[1, 2],
         sampling_params=SamplingParams(seed=seed, **params),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -119,44 +120,59 @@ def test_groups_do_not_mix_their_chains(make_policy: Make, block_type: Make) -> 
     assert drain(policy, 2) == [1, 2]
 
 
-operations = st.lists(st.tuples(st.sampled_from(["use", "use", "use", "give_back", "evict"]), st.integers(0, 11), st.integers(1, 4)), max_size=80)
-NUM_LEAVES = 12
+class CacheModel:
+    """A tree of fan-out 3 and depth 4; requests use and give back paths of it, and victims are taken."""
+
+    def __init__(self, policy: EvictionPolicy, block_type: Make) -> None:
+        self.policy = policy
+        self.block_type = block_type
+        self.nodes: dict[bytes, Any] = {}
+        self.cached: set[bytes] = set()
+        self.holders: Counter[bytes] = Counter()
+        self.held: list[list[bytes]] = []
+
+    def use(self, leaf: int, depth: int) -> None:
+        path = [f"{leaf // 3 ** (3 - level)}/{level}".encode() for level in range(depth)]
+        for level, name in enumerate(path):
+            if name not in self.nodes:
+                parent = path[level - 1] if level else None
+                block_id = len(self.nodes) + 1
+                self.nodes[name] = self.block_type(block_id=block_id, block_hash=name, parent_hash=parent, first_token=16 * level)
+            if name in self.cached and not self.holders[name]:
+                self.policy.remove(self.nodes[name])
+            self.nodes[name].num_hits = self.nodes[name].num_hits + 1 if name in self.cached else 0
+            self.cached.add(name)
+            self.holders[name] += 1
+        self.held.append(path)
+
+    def give_back(self, which: int) -> None:
+        for name in reversed(self.held.pop(which % len(self.held)) if self.held else []):
+            self.holders[name] -= 1
+            if not self.holders[name]:
+                self.policy.add(self.nodes[name])
+
+    def evict(self) -> None:
+        idle = {self.nodes[name].block_id: name for name in self.cached if not self.holders[name]}
+        if idle:
+            victim = idle[self.policy.pop_victim()]
+            self.cached.remove(victim)
+            assert not any(self.nodes[name].parent_hash == victim for name in self.cached)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(operations)
-def test_a_block_never_goes_before_one_that_continues_it(any_policy: EvictionPolicy, block_type: Make, steps: list[tuple[str, int, int]]) -> None:
-    """A tree of fan-out 3 and depth 4, from which requests use and give back paths, and from which victims are taken."""
-    any_policy.clear()
-    nodes: dict[bytes, Any] = {}
-    cached: set[bytes] = set()
-    holders: dict[bytes, int] = {}
-    held: list[list[bytes]] = []
-    for operation, leaf, depth in steps:
+@pytest.mark.parametrize("name", ["lru", "lfu", "cost_aware"])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(st.tuples(st.sampled_from(["use", "use", "give back", "evict"]), st.integers(0, 26), st.integers(1, 4)), max_size=80))
+def test_a_block_never_goes_before_one_that_continues_it(
+    make_policy: Make, block_type: Make, name: str, steps: list[tuple[str, int, int]]
+) -> None:
+    model = CacheModel(make_policy(name), block_type)
+    for operation, number, depth in steps:
         if operation == "use":
-            path = [f"{leaf // 3 ** (3 - level)}/{level}".encode() for level in range(depth)]
-            for level, name in enumerate(path):
-                node = nodes.setdefault(
-                    name,
-                    block_type(block_id=len(nodes) + 1, block_hash=name, parent_hash=path[level - 1] if level else None, first_token=16 * level),
-                )
-                if name in cached and not holders.get(name):
-                    any_policy.remove(node)
-                node.num_hits = node.num_hits + 1 if name in cached else 0
-                cached.add(name)
-                holders[name] = holders.get(name, 0) + 1
-            held.append(path)
-        elif operation == "give_back" and held:
-            for name in reversed(held.pop(leaf % len(held))):
-                holders[name] -= 1
-                if not holders[name]:
-                    any_policy.add(nodes[name])
-        elif operation == "evict" and any(not holders[name] for name in cached):
-            victim = any_policy.pop_victim()
-            (name,) = [name for name in cached if nodes[name].block_id == victim]
-            assert not holders[name]
-            cached.remove(name)
-            assert not any(nodes[other].parent_hash == name for other in cached)
+            model.use(number, depth)
+        elif operation == "give back":
+            model.give_back(number)
+        else:
+            model.evict()
 
 
 class ByHits(RankedEviction):

@@ -226,7 +226,9 @@ def test_an_older_answer_that_still_holds_may_be_used(make_radix: Make, make_req
     assert manager.allocate(request, 9 - prefix.num_tokens, cached_prefix=prefix) is not None
 
 
-@pytest.mark.parametrize("kinds", [[{"kind": "sliding_window", "sliding_window": 4}], [{}, {}], [{}, {"kind": "chunked_local", "chunk_len": 4}]])
+@pytest.mark.parametrize(
+    "kinds", [[{"kind": "sliding_window", "sliding_window": 4}], [{}, {}], [{}, {"kind": "chunked_local", "chunk_len": 4}]]
+)
 def test_refuses_models_of_other_groups_and_names_the_manager_for_them(make_radix: Make, make_group: Make, kinds: list[Any]) -> None:
     with pytest.raises(ConfigError, match='Use "paged"') as raised:
         make_radix(*(make_group(index, **kind) for index, kind in enumerate(kinds)))
