@@ -186,7 +186,7 @@ def test_slot_that_cannot_be_filled_shows_its_trace_and_then_the_error(run: Call
     assert (code, error) == (2, "Error: no sampler fits\n")
     assert "refused: device" in output
     code, output, error = run(refuse, "--json")
-    assert (code, json.loads(error)["error"]["type"]) == (1, "ResolutionError")
+    assert (code, json.loads(error)["error"]["type"]) == (2, "ResolutionError")
     assert json.loads(output)["error"]["message"] == "no sampler fits"
 
 

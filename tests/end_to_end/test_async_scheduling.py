@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -94,4 +95,30 @@ def test_a_failing_step_loses_what_is_in_flight_and_the_engine_serves_on(tiny: S
         ids(llm, params)
     assert_idle(llm)
     assert ids(llm, params) == expected
+    llm.shutdown()
+
+
+@pytest.mark.parametrize("kv_cache", ["paged", "radix"])
+def test_blocks_of_a_request_aborted_in_a_step_that_fails_cannot_be_found(kv_cache: str, tiny: SharedModel) -> None:
+    llm = tiny.engine(scheduler={"async_scheduling": True}, kv_cache={"use": kv_cache})
+    prompt, params = [[9] * 40], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    expected = tiny.engine().generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
+    execute, release = llm.engine.core.executor.execute_model, threading.Event()
+
+    def explode(_: Any) -> None:
+        release.wait(30)
+        raise RuntimeError("the device caught fire")
+
+    llm.engine.core.executor.execute_model = explode  # type: ignore[method-assign]
+    llm.engine.add_request(prompt[0], params, request_id="aborted")
+    llm.engine.add_request([1, 2, 3], params)
+    llm.engine.step()
+    llm.engine.abort_requests(["aborted"])
+    release.set()
+    with pytest.raises(RuntimeError, match="caught fire"):
+        llm.engine.step()
+    llm.engine.core.executor.execute_model = execute  # type: ignore[method-assign]
+    again = llm.generate(prompt, params, use_tqdm=False)[0]
+    assert again.num_cached_tokens == 0
+    assert again.outputs[0].token_ids == expected
     llm.shutdown()

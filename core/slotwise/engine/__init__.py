@@ -1,1 +1,16 @@
-"""One engine step and what surrounds it: request, scheduler, model runner, output processor, and the two front ends."""
+"""One engine step and what surrounds it. A request goes through these records, always forward:
+
+    prompt, SamplingParams   what the caller gives                                        llm, async_llm, llm_engine
+      -> EngineCoreRequest   checked and tokenised                                        input_processor, chat_template
+      -> Request             its tokens, counters and status in the core                  scheduler, request, waiting_queue, stop_check
+      -> SchedulerOutput     what one step computes of whom                               scheduler_output
+      -> RunnerRequestState  its row of the persistent batch                              batch_update, input_batch, block_table
+      -> StepInputs          the step's tokens, flat; metadata per KV group               prepare_inputs, attention_dispatch
+      -> logits -> ids       the model's forward, then the sampler                        model_runner, sampling_batch, prompt_logprobs
+      -> EngineCoreOutput    new tokens of one request                                    scheduler.update_from_output
+      -> CompletionState     ids and text so far, stop strings, logprobs                  output_processor, output_state, detokenizer
+      -> RequestOutput       what the caller gets                                         outputs, output_collector
+
+Before the first step: `plan` decides what fills each slot, `assembly` and `attention_assembly` make the instances, `front_end` puts the
+processors around the core. `engine_core.EngineCore.step` is the step itself; `pipelined_core` overlaps two of them.
+"""

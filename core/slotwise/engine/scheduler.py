@@ -18,7 +18,7 @@ from slotwise.engine.request import Request, RequestStatus
 from slotwise.engine.scheduler_output import CachedRequestData, HeldBlocks, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from slotwise.engine.stop_check import check_stop
 from slotwise.engine.waiting_queue import WaitingQueue
-from slotwise.interfaces.kv_cache import Allocation, BlockCopy, KVCacheManager
+from slotwise.interfaces.kv_cache import NULL_BLOCK_ID, Allocation, BlockCopy, KVCacheManager
 from slotwise.interfaces.scheduler import RequestQueue, SchedulerPolicy, SchedulerState, Victim
 
 
@@ -464,10 +464,14 @@ class Scheduler:
         return EngineCoreOutput(request_id=request.request_id, new_token_ids=[], finish_reason=request.finish_reason, error=error)
 
     def fail_step(self, scheduled: SchedulerOutput) -> None:
-        """The step's forward raised: what it was to write must not be found, and its requests end."""
+        """The step's forward raised: its requests end, and the whole prefix cache is forgotten.
+
+        Blocks that the step was to write are findable by now, some perhaps of requests that were aborted while it ran.
+        """
         for request_id in scheduled.num_scheduled_tokens:
             if (request := self.requests.get(request_id)) is not None:
                 self._fail(request, "the step failed")
+        self.kv_cache.evict_blocks(range(NULL_BLOCK_ID + 1, NULL_BLOCK_ID + 1 + self.kv_cache.num_usable_blocks))
 
     def _release(self, request: Request) -> None:
         """Last act for a request whose status is final."""

@@ -41,7 +41,7 @@ class ComponentConformance:
     def implementation(self) -> tuple[type[Any], Any]:
         """The examined class, and the options for its setup. Raises PluginError or ConfigError."""
         if isinstance(self.component, str):
-            loaded = _load(self.slot, self.component)
+            loaded = load_component(self.slot, self.component)
             options = validate_options(loaded, self.options or {}, prefix=f"{self.slot}.options")
             return import_implementation(loaded), options
         base = base_class(self.slot)
@@ -77,5 +77,6 @@ class ComponentConformance:
 
 
 @lru_cache(maxsize=32)
-def _load(slot: str, name: str) -> LoadedComponent:
+def load_component(slot: str, name: str) -> LoadedComponent:
+    """The installed component's record. Raises PluginError."""
     return ComponentRegistry().get(slot, name)

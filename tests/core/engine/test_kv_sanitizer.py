@@ -388,14 +388,10 @@ def test_a_faulty_backend_is_named_with_layer_request_and_block(
 @pytest.mark.parametrize("windows", [(None,), (3,), (None, 3)])
 def test_a_right_backend_raises_no_alarm(backend: type[PlainAttention], windows: tuple[int | None, ...]) -> None:
     engine = Engine(backend, windows)
-    second = {1: [()] * 3, 2: [(4,), (4,), (4, 6)]}[len(windows)]
-    engine.step(Row("b", tables((2,), second[0]), 0, 3, is_new=True))
-    engine.step(Row("b", tables((2,), second[1]), 3, 1))
-    assert all(not output.isnan().any() for output in engine.step(Row("b", tables((2, 7), second[2]), 4, 1)))
-
-
-def tables(*of_groups: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    return tuple(table for table in of_groups if table)
+    short, long = (((2,), (4,)), ((2, 7), (4, 6)))
+    engine.step(Row("b", short[: len(windows)], 0, 3, is_new=True))
+    engine.step(Row("b", short[: len(windows)], 3, 1))
+    assert all(not output.isnan().any() for output in engine.step(Row("b", long[: len(windows)], 4, 1)))
 
 
 def test_a_read_before_the_window_is_told_from_one_past_the_end() -> None:
@@ -415,19 +411,26 @@ def test_a_stray_write_says_whose_token_it_was() -> None:
         run_scenario(Engine(WritesTheLastTokenToAnother))
 
 
-def test_a_block_of_another_kv_group_in_the_same_memory_is_foreign() -> None:
-    engine = Engine(ReadsTheOtherGroup, (None, 3))
+class ReadsTheOtherGroup(Faulty):
+    """One key is looked up five blocks further on, as when a table is taken from another group."""
+
+    key = 0
+
+    def wrong_places(self, layer: Any, common: Any, row: int, position: int, right: Any) -> Any:
+        return [(block + 5 * (offset == self.key), offset) for block, offset in right] if position == 3 else right
+
+
+class ReadsTheOtherGroupsUnwrittenSlot(ReadsTheOtherGroup):
+    key = 3
+
+
+@pytest.mark.parametrize("backend", [ReadsTheOtherGroup, ReadsTheOtherGroupsUnwrittenSlot])
+def test_a_block_of_another_kv_group_in_the_same_memory_is_foreign(backend: type[ReadsTheOtherGroup]) -> None:
+    engine = Engine(backend, (None, 3))
     engine.step(Row("a", ((3,), (8,)), 0, 3, is_new=True))
     with pytest.raises(KVSanitizerError, match="KV group 1, whose layers use the same memory") as caught:
         engine.step(Row("a", ((3,), (8,)), 3, 1))
-    assert (caught.value.fault, caught.value.block_id) == (KVFault.READ_FOREIGN_BLOCK, 8)
-
-
-class ReadsTheOtherGroup(Faulty):
-    """By an offset of five blocks, as when a table is taken from another group."""
-
-    def wrong_places(self, layer: Any, common: Any, row: int, position: int, right: Any) -> Any:
-        return [(block + 5, offset) for block, offset in right] if position == 3 else right
+    assert (caught.value.fault, caught.value.slot) == (KVFault.READ_FOREIGN_BLOCK, 32 + backend.key)
 
 
 def test_a_hit_brings_back_what_a_freed_block_held() -> None:
@@ -442,6 +445,16 @@ def test_a_hit_brings_back_what_a_freed_block_held() -> None:
 
 def test_a_request_may_hit_in_the_step_that_computes_the_block() -> None:
     Engine(PlainAttention).step(Row("a", ((3, 5),), 0, 6, is_new=True), Row("b", ((3, 6),), 4, 2, is_new=True))
+
+
+def test_a_block_given_out_anew_may_be_hit_in_the_same_step_and_copied_from_later() -> None:
+    engine = Engine(PlainAttention)
+    engine.step(Row("a", ((3,),), 0, 4, is_new=True))
+    engine.step(Row("z", ((9,),), 0, 1, is_new=True))
+    engine.step(Row("b", ((3, 5),), 0, 6, is_new=True), Row("c", ((3, 6),), 4, 2, is_new=True))
+    copy = BlockCopy(group=0, source_block=3, target_block=7, num_tokens=3)
+    engine.step(Row("b", ((3, 5),), 6, 1), Row("d", ((7,),), 3, 1, is_new=True), copies=(copy,))
+    assert engine.layers[1].kv_cache[7, :, :3].equal(engine.layers[1].kv_cache[3, :, :3])
 
 
 def test_a_partial_block_is_copied_from_a_freed_source_that_is_given_out_anew() -> None:
@@ -473,6 +486,15 @@ def test_after_an_error_the_memory_is_right_and_other_requests_go_on() -> None:
     engine.step(Row("a", ((3,),), 3, 1))
     engine.step(Row("c", ((5,),), 0, 1, is_new=True))
     assert engine.layers[0].kv_cache[5, :, 1].isnan().all()
+
+
+def test_what_a_failed_step_wrote_does_not_count() -> None:
+    engine = Engine(ForgetsTheLastToken)
+    with pytest.raises(KVSanitizerError):
+        engine.step(Row("a", ((3,),), 0, 3, is_new=True))
+    assert not engine.layers[0].kv_cache[3, :, :3].isnan().any()
+    engine.step(Row("a", ((3,),), 0), Row("b", ((5,),), 0, 2, is_new=True), num_padding=1)
+    assert engine.layers[0].kv_cache[3].isnan().all()
 
 
 @pytest.mark.parametrize("place", ["key", "slot of the own block"])
@@ -534,7 +556,7 @@ def test_a_hit_across_kv_groups_is_caught() -> None:
         ("seq_lens", torch.tensor([6], dtype=torch.int32)),
     ],
 )
-def test_a_batch_that_differs_from_what_was_given_out_is_caught(field: str, wrong: torch.Tensor) -> None:
+def test_a_batch_that_differs_from_what_was_given_out_is_caught(field: str, wrong: Any) -> None:
     with pytest.raises(KVSanitizerError, match="Row 0 of the batch") as caught:
         Engine(PlainAttention).step(Row("a", ((3, 5),), 0, 5, is_new=True), **{field: wrong})
     assert (caught.value.fault, caught.value.request_id) == (KVFault.WRONG_TABLE, "a")

@@ -287,3 +287,13 @@ def test_nothing_is_recorded_when_nobody_listens(make_radix: Make, make_request:
     manager = make_radix()
     run_alone(manager, make_request("a", range(11)))
     assert manager.take_events() == []
+
+
+def test_of_a_prompt_that_was_given_up_half_way_only_what_was_computed_is_found(make_radix: Make, make_request: Make) -> None:
+    manager = make_radix()
+    request = make_request("a", range(12))
+    admit(manager, request, num_tokens=6)
+    request.num_computed_tokens = 6
+    assert manager.allocate(request, 5) is not None
+    manager.free(request)
+    assert manager.find_cached_prefix(make_request("b", range(12))).num_tokens == 6
