@@ -98,7 +98,7 @@ class Scheduler:
         self._finished_request_ids: set[str] = set()
         overridden = {name for name in ("admit", "choose_chunk", "displace", "on_scheduled", "on_finished") if _overrides(policy, name)}
         self._asks_admission = "admit" in overridden
-        self._asks_chunk = "choose_chunk" in overridden
+        self._asks_chunk = "choose_chunk" in overridden and limits.enable_chunked_prefill
         self._asks_displacement = "displace" in overridden
         self._tells_scheduled = "on_scheduled" in overridden
         self._tells_finished = "on_finished" in overridden

@@ -189,7 +189,7 @@ class SchedulerPolicy(ABC):
     def choose_chunk(self, request: SchedulableRequest, num_tokens: int, state: SchedulerState) -> Chunk:
         """How many of `num_tokens` (already within budget and caps) to schedule now.
 
-        Called, if overridden, only for requests with more than one token to compute.
+        Called, if overridden, only for requests with more than one token to compute, and never while chunked prefill is off.
         """
         return Chunk(num_tokens=num_tokens, reason="")
 
