@@ -74,7 +74,10 @@ def smollm2_reference(smollm2: SharedModel, tmp_path_factory: pytest.TempPathFac
 
 
 def _save_tiny_model(path: Path, config: Any, seed: int = 0) -> PreTrainedModel:
-    """A random model of that configuration, saved as safetensors; weights so wide that every position counts: outputs vary, and no choice is a near tie."""
+    """A random model of that configuration, saved as safetensors.
+
+    Its weights are so wide that every position counts: outputs vary, and no choice is a near tie.
+    """
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():

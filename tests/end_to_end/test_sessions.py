@@ -88,9 +88,7 @@ async def test_the_async_front_end_takes_an_iterator_of_inputs(tiny: SharedModel
             yield piece
 
     async with AsyncLLM.from_front_end(tiny.engine().front_end) as llm:
-        tokens = [
-            token async for output in llm.generate_session(pieces(), TURN) for part in output.outputs for token in part.token_ids
-        ]
+        tokens = [token async for output in llm.generate_session(pieces(), TURN) for part in output.outputs for token in part.token_ids]
         assert tokens == [token for turn in expected_turns(tiny) for token in turn]
 
 

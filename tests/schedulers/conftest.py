@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from slotwise.engine.request import Request, RequestStatus
-from slotwise.engine.scheduler import Scheduler, SchedulerLimits
+from slotwise.engine.scheduler import Scheduler
+from slotwise.engine.scheduler_limits import SchedulerLimits
 from slotwise.engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from slotwise.interfaces.kv_cache import KVCacheSetup, KVGroup, KVRequest
 from slotwise.interfaces.scheduler import SchedulerPolicy, SchedulerSetup, SchedulerState

@@ -17,7 +17,8 @@ from slotwise.engine.core_request import EngineCoreRequest
 from slotwise.engine.model_runner import ModelRunner
 from slotwise.engine.output_processor import OutputProcessor
 from slotwise.engine.request import Request, RequestStatus
-from slotwise.engine.scheduler import Scheduler, SchedulerLimits
+from slotwise.engine.scheduler import Scheduler
+from slotwise.engine.scheduler_limits import SchedulerLimits
 from slotwise.interfaces.kv_cache import KVCacheSetup, KVGroup, KVRequest
 from slotwise.interfaces.scheduler import SchedulerSetup
 from slotwise.sampling_params import OutputKind, SamplingParams

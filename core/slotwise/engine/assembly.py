@@ -15,7 +15,8 @@ from slotwise.engine.kv_plan import num_blocks_for
 from slotwise.engine.model_runner import ModelRunner
 from slotwise.engine.pipelined_core import PipelinedEngineCore
 from slotwise.engine.plan import EnginePlan, ModelPlan
-from slotwise.engine.scheduler import Scheduler, SchedulerLimits
+from slotwise.engine.scheduler import Scheduler
+from slotwise.engine.scheduler_limits import SchedulerLimits
 from slotwise.interfaces.eviction import EvictionSetup
 from slotwise.interfaces.kv_cache import KVCacheManager, KVCacheSetup, KVRequest
 from slotwise.interfaces.model import Model, ProgressCallback, WeightsSetup

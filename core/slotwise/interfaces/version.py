@@ -11,7 +11,7 @@ from typing import Final
 CONTRACT_VERSIONS: Final[dict[str, str]] = {
     "attention": "1.0",
     "scheduler": "1.0",
-    "kv_cache": "1.1",
+    "kv_cache": "1.0",
     "eviction": "1.0",
     "sampler": "1.0",
     "model": "1.0",
@@ -20,10 +20,5 @@ CONTRACT_VERSIONS: Final[dict[str, str]] = {
 }
 """Slot -> `major.minor` of the contract this core speaks. The keys are the slots of this version."""
 
-CONTRACT_CHANGES: Final[dict[str, dict[str, str]]] = {slot: {"1.0": "first version"} for slot in CONTRACT_VERSIONS} | {
-    "kv_cache": {
-        "1.0": "first version",
-        "1.1": "KVCacheSetup.eviction; hits that end inside a block: CachedPrefix.partial_hits, Allocation.block_copies, copies_blocks",
-    },
-}
+CONTRACT_CHANGES: Final[dict[str, dict[str, str]]] = {slot: {"1.0": "first version"} for slot in CONTRACT_VERSIONS}
 """Slot -> version -> one line on what changed; quoted when a component's range does not include `CONTRACT_VERSIONS`."""

@@ -43,9 +43,7 @@ class CacheListener:
             num_blocks > 0 and len(event.token_ids) == num_blocks * size,
             f"a BlockStored of {num_blocks} blocks of {size} tokens carries {len(event.token_ids)} token ids",
         )
-        require(
-            len(event.extra_keys) in (0, num_blocks), f"a BlockStored of {num_blocks} blocks carries keys of {len(event.extra_keys)}"
-        )
+        require(len(event.extra_keys) in (0, num_blocks), f"a BlockStored of {num_blocks} blocks carries keys of {len(event.extra_keys)}")
         parent = event.parent_hash
         for index, block_hash in enumerate(event.block_hashes):
             key = (event.group, block_hash)
@@ -77,6 +75,4 @@ class CacheListener:
 
 
 def _keys_within(keys: Sequence[ExtraKey], start: int, end: int) -> frozenset[ExtraKey]:
-    return frozenset(
-        key for key in keys if key.first_token < end and (key.num_tokens is None or key.first_token + key.num_tokens > start)
-    )
+    return frozenset(key for key in keys if key.first_token < end and (key.num_tokens is None or key.first_token + key.num_tokens > start))

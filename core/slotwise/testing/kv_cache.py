@@ -52,7 +52,7 @@ class KVCacheManagerConformance(ComponentConformance):
         request = SimulatedRequest("a", A[:9])
         require(simulation.start(request, 5, simulation.find(request)), "5 tokens must fit an empty pool")
         simulation.run_step()
-        require(simulation.grow(request, 4, num_lookahead=2), "9 tokens must fit an empty pool")
+        require(simulation.grow(request, 4, num_lookahead=4), "13 tokens must fit an empty pool")
         simulation.run_step()
         simulation.check()
 

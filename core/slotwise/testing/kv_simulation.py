@@ -95,9 +95,7 @@ class KVSimulation:
         reserve_whole_prompt: bool = False,
     ) -> bool:
         """Admit a request with what `find` said. False = no room."""
-        allocation = self._allocate(
-            request, num_tokens, prefix, num_lookahead=num_lookahead, reserve_whole_prompt=reserve_whole_prompt
-        )
+        allocation = self._allocate(request, num_tokens, prefix, num_lookahead=num_lookahead, reserve_whole_prompt=reserve_whole_prompt)
         if allocation is None:
             return False
         self.stats.count(request, prefix)
@@ -166,7 +164,8 @@ class KVSimulation:
             f"an allocation that was refused changed the free blocks from {num_free} to {self.manager.num_free_blocks}",
         )
         require(
-            [self.manager.find_cached_prefix(probe) for probe in waiting] == found, "an allocation that was refused changed what can be found"
+            [self.manager.find_cached_prefix(probe) for probe in waiting] == found,
+            "an allocation that was refused changed what can be found",
         )
 
     def _check_reservation(self, request: SimulatedRequest) -> None:
@@ -309,4 +308,3 @@ class KVSimulation:
 def claims_events(manager: KVCacheManager) -> bool:
     """Whether the manager tells of what it stores."""
     return type(manager).take_events is not KVCacheManager.take_events
-

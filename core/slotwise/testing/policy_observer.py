@@ -81,9 +81,7 @@ class PolicyObserver:
         check_reason("choose_chunk", chunk.reason)
         return chunk
 
-    def _displace(
-        self, candidate: SchedulableRequest, running: Sequence[SchedulableRequest], state: SchedulerState
-    ) -> Victim | None:
+    def _displace(self, candidate: SchedulableRequest, running: Sequence[SchedulableRequest], state: SchedulerState) -> Victim | None:
         with _unchanged("displace", candidate, running):
             victim = self._original["displace"](candidate, running, state)
         if victim is None:

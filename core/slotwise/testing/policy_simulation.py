@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from slotwise.engine.request import Request, RequestStatus
-from slotwise.engine.scheduler import Scheduler, SchedulerLimits
+from slotwise.engine.scheduler import Scheduler
+from slotwise.engine.scheduler_limits import SchedulerLimits
 from slotwise.engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from slotwise.interfaces.kv_cache import KVCacheManager, KVCacheSetup, KVGroup, KVRequest
 from slotwise.interfaces.scheduler import SchedulerPolicy, SchedulerSetup

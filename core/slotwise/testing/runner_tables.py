@@ -94,9 +94,7 @@ class RunnerTables:
 
     def count_holders(self) -> Counter[int]:
         """Block id -> table entries of all requests and groups that hold it; the null block is not counted."""
-        return Counter(
-            block_id for tables in self.held().values() for table in tables for block_id in table if block_id != NULL_BLOCK_ID
-        )
+        return Counter(block_id for tables in self.held().values() for table in tables for block_id in table if block_id != NULL_BLOCK_ID)
 
     def check(self) -> None:
         """Tables are as they were given; a block in several tables stands at one place in all of them; nothing is lost."""
@@ -108,9 +106,7 @@ class RunnerTables:
                     places.setdefault(block_id, set()).add((group.index, index))
         places.pop(NULL_BLOCK_ID, None)
         for block_id, where in places.items():
-            require(
-                len(where) == 1, f"block {block_id} stands at several (group, index) places: {sorted(where)}; only prefixes are shared"
-            )
+            require(len(where) == 1, f"block {block_id} stands at several (group, index) places: {sorted(where)}; only prefixes are shared")
         free, usable = self._manager.num_free_blocks, self._manager.num_usable_blocks
         require(free + len(places) == usable, f"{free} free blocks and {len(places)} held ones must make up the {usable} usable ones")
 

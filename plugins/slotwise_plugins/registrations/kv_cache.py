@@ -32,7 +32,7 @@ class Radix:
             slot="kv_cache",
             name="radix",
             implementation="slotwise_plugins.kv_cache.radix_manager:RadixKVCacheManager",
-            api=">=1.1,<2",
+            api=">=1.0,<2",
             options=RadixOptions,
             summary="A radix tree over tokens: a hit may end inside a block, whose start is then copied. Full attention only.",
         )

@@ -19,7 +19,9 @@ def group(block_size: int = 16) -> KVGroup:
     return KVGroup(index=0, layer_names=("layer.0",), block_size=block_size, bytes_per_block=1)
 
 
-def state(request_id: str, num_prompt: int, *, computed: int = 0, outputs: int = 0, block_ids: list[int] | None = None) -> RunnerRequestState:
+def state(
+    request_id: str, num_prompt: int, *, computed: int = 0, outputs: int = 0, block_ids: list[int] | None = None
+) -> RunnerRequestState:
     return RunnerRequestState(
         request_id=request_id,
         prompt_token_ids=list(range(100, 100 + num_prompt)),

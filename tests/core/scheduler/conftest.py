@@ -8,7 +8,8 @@ import pytest
 
 from slotwise.engine.outputs import EngineCoreOutput
 from slotwise.engine.request import Request
-from slotwise.engine.scheduler import Scheduler, SchedulerLimits
+from slotwise.engine.scheduler import Scheduler
+from slotwise.engine.scheduler_limits import SchedulerLimits
 from slotwise.engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from slotwise.interfaces.kv_cache import KVCacheSetup, KVGroup
 from slotwise.interfaces.scheduler import SchedulerPolicy, SchedulerSetup

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slotwise.engine.outputs import FinishReason
 from slotwise.engine.request import Request, RequestStatus
-from slotwise.engine.scheduler import PauseState
+from slotwise.engine.scheduler_limits import PauseState
 from slotwise.engine.scheduler_output import ModelRunnerOutput
 from slotwise.interfaces.scheduler import Chunk, Decision, SchedulerState
 from slotwise_schedulers.fcfs import FcfsScheduler

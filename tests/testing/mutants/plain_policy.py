@@ -39,9 +39,7 @@ class PlainPolicy(SchedulerPolicy):
     def choose_chunk(self, request: SchedulableRequest, num_tokens: int, state: SchedulerState) -> Chunk:
         return Chunk(num_tokens=max(1, num_tokens // 2) if state.num_waiting else num_tokens, reason="half while others wait")
 
-    def displace(
-        self, candidate: SchedulableRequest, running: Sequence[SchedulableRequest], state: SchedulerState
-    ) -> Victim | None:
+    def displace(self, candidate: SchedulableRequest, running: Sequence[SchedulableRequest], state: SchedulerState) -> Victim | None:
         last = max(running, key=lambda request: (request.priority, request.arrival_index), default=None)
         if last is None or last.priority <= candidate.priority:
             return None
