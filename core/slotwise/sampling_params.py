@@ -21,6 +21,8 @@ MIN_TEMPERATURE = 0.01
 """Positive temperatures below it are raised to it, except those below `GREEDY_EPS`, which mean greedy: a caller who writes 1e-12 wants no
 randomness at all."""
 MAX_TEMPERATURE = 2.0
+MIN_REPETITION_PENALTY = 1e-6
+"""Logits are divided by it and must stay finite."""
 MAX_LOGIT_BIAS = 100.0
 """Logit biases are clamped to -100 .. 100."""
 MAX_N = 1024
@@ -77,6 +79,13 @@ class SamplingParams:
     stream_interval: int = 1
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Put every field into normal form. Raises InvalidRequestError.
+
+        Called again by the input processor, since fields can be set after construction.
+        """
         self._check_numbers()
         self._check_counts()
         self._check_tokens_and_text()
@@ -97,7 +106,7 @@ class SamplingParams:
         self.min_p = _number("min_p", self.min_p, low=0.0, high=1.0)
         self.presence_penalty = _number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
         self.frequency_penalty = _number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
-        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, low=0.0, low_included=False)
+        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, low=MIN_REPETITION_PENALTY)
 
     def _check_counts(self) -> None:
         self.n = _integer("n", self.n, low=1, high=MAX_N)
@@ -198,6 +207,10 @@ def _strings(name: str, value: Any) -> list[str]:
     for item in items:
         if not isinstance(item, str) or not item:
             raise InvalidRequestError(f"{name} must hold non-empty strings, got {_shown(item)}.", param=name)
+        try:
+            item.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(f"{name} holds text that is not valid: {error}. Replace lone surrogates.", param=name) from error
     return items
 
 

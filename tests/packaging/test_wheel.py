@@ -21,8 +21,10 @@ IMPORT_EVERYTHING = f"""
 import importlib, pkgutil
 for package in {PACKAGES}:
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
-        importlib.import_module(module.name)
+        if not module.name.startswith("slotwise.testing."):
+            importlib.import_module(module.name)
 """
+"""The modules of the conformance kit need the extra `testing`; its package and its pytest plug-in do not."""
 
 
 def test_wheel_holds_the_six_typed_packages_and_nothing_else(wheel):
@@ -53,10 +55,19 @@ def test_plugins_lists_every_built_in_component(run_clean):
     result = run_clean("slotwise", "plugins", "--json")
     assert result.returncode == 0, result.stderr
     listed = {(item["slot"], item["name"]) for item in json.loads(result.stdout) if item["distribution"] == "slotwise"}
-    groups = {group: entries for group, entries in PYPROJECT["project"]["entry-points"].items() if group != "slotwise.cli"}
+    groups = {
+        group: entries for group, entries in PYPROJECT["project"]["entry-points"].items() if group not in ("slotwise.cli", "pytest11")
+    }
     assert listed == {(group.removeprefix("slotwise."), name) for group, entries in groups.items() for name in entries}
 
 
 def test_every_module_imports_with_the_declared_dependencies_only(run_clean):
     result = run_clean("python", "-c", IMPORT_EVERYTHING)
     assert result.returncode == 0, result.stderr
+
+
+def test_the_kit_names_the_extra_it_needs(run_clean):
+    assert run_clean("python", "-c", "import slotwise.testing.pytest_plugin").returncode == 0
+    result = run_clean("slotwise", "conform", "scheduler", "fcfs")
+    assert result.returncode == 1
+    assert 'pip install "slotwise[testing]"' in result.stderr

@@ -16,5 +16,7 @@ def inconsistencies(config: EngineConfig) -> Iterator[tuple[str, str]]:
             f"scheduler.max_num_batched_tokens is {scheduler.max_num_batched_tokens} and max_num_seqs is {scheduler.max_num_seqs}: "
             "each running request needs one token per step. Raise the former or lower the latter.",
         )
+    if kv_cache.hash_seed is not None and not kv_cache.hash_seed.isprintable():
+        yield "kv_cache.hash_seed", "kv_cache.hash_seed must be printable text."
     if kv_cache.num_blocks is not None and kv_cache.memory_mib is not None:
         yield "kv_cache.num_blocks", "kv_cache.num_blocks and kv_cache.memory_mib both size the pool; give one of them."

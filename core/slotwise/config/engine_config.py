@@ -100,7 +100,7 @@ class KVCacheConfig(SlotConfig):
     """KV cache manager and the pool it manages."""
 
     use: str = Field("paged", description="KV cache manager name.")
-    block_size: int = Field(16, ge=1, description="Tokens per block.")
+    block_size: int = Field(16, ge=1, le=65536, description="Tokens per block.")
     num_blocks: int | None = Field(None, ge=2, description="Usable blocks of the pool; by default from `memory_mib`.")
     memory_mib: int | None = Field(
         None, ge=1, description="Memory of the pool in MiB; by default what full load needs, within a quarter of the free memory."
@@ -172,8 +172,8 @@ class EngineConfig(Section):
     plugins: PluginsConfig = Field(default_factory=PluginsConfig)
     server: ServerConfig = Field(default_factory=ServerConfig)
     device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1`, ...; `auto` = a GPU if there is one.")
-    seed: int = Field(0, ge=0, description="Seed of everything random that has no seed of its own.")
-    num_threads: int | None = Field(None, ge=1, description="CPU threads of torch; by default all cores this process may use.")
+    seed: int = Field(0, ge=0, le=2**64 - 1, description="Seed of everything random that has no seed of its own.")
+    num_threads: int | None = Field(None, ge=1, le=4096, description="CPU threads of torch; by default all cores this process may use.")
 
 
 SLOT_PATHS: Final[dict[str, tuple[str, ...]]] = {"eviction": ("kv_cache", "eviction")}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from slotwise.engine.bad_words import tokenize_bad_words
 from slotwise.engine.core_request import EngineCoreRequest
-from slotwise.engine.prompt_checks import Prompt, check_token_ids, split_prompt
+from slotwise.engine.prompt_checks import Prompt, check_labels, check_token_ids, split_prompt
 from slotwise.errors import InvalidRequestError, PromptTooLongError
 from slotwise.sampling_params import SamplingParams
 
@@ -64,6 +64,7 @@ class InputProcessor:
         None means L - prompt, and a larger max_tokens is cut to that, so such a request ends with `length`. The KV cache limits in the same
         way; the last token of an output needs no room there.
         """
+        check_labels(request_id=request_id, client_id=client_id, cache_salt=cache_salt, priority=priority)
         text, token_ids = split_prompt(prompt)
         if token_ids is None:
             token_ids = self._tokenize(text or "", add_special_tokens)
@@ -125,6 +126,7 @@ class InputProcessor:
 
     def _resolve(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         resolved = params.clone()
+        resolved.check()  # fields may have been set since it was made
         room = self._max_model_len - num_prompt_tokens
         if self._max_kv_tokens is not None:
             room = min(room, self._max_kv_tokens - num_prompt_tokens + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from slotwise.config.engine_config import EngineConfig
@@ -26,7 +27,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """A model and the engine around it, in this process.
+    """A model and the engine around it, in this process. For one thread: calls from several must take turns.
 
     model: a directory, a .gguf file or a known name (`slotwise models`). config: a file, or a loaded configuration. overrides: settings by
     section (`attention="torch_sdpa"`, `scheduler={"use": "priority"}`, `kv_cache={"block_size": 32}`), or by vLLM's flat names
@@ -127,7 +128,7 @@ class LLM:
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several together. messages: `[{"role": "user", "content": "..."}]`, or a list of such lists."""
-        is_one = not messages or isinstance(messages[0], Mapping)
+        is_one = isinstance(messages, str | Mapping) or not messages or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if is_one else messages
         prompts = [
             self.encode_chat(conversation, chat_template=chat_template, add_generation_prompt=add_generation_prompt)
@@ -151,7 +152,9 @@ class LLM:
 
 
 def _as_prompts(prompts: Any) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping) or (isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int)):
+    if hasattr(prompts, "tolist"):  # arrays and tensors
+        prompts = prompts.tolist()
+    if isinstance(prompts, str | Mapping) or (isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], Integral)):
         return [prompts]
     if not isinstance(prompts, Sequence) or not prompts:
         raise InvalidRequestError("There is no prompt; give a text, a list of token ids, or a list of prompts.", param="prompt")

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from slotwise.engine.front_end import FrontEnd
 from slotwise.engine.outputs import RequestOutput
 from slotwise.engine.prompt_checks import Prompt
+from slotwise.errors import EngineDeadError
 from slotwise.sampling_params import SamplingParams
 
 
@@ -21,6 +22,7 @@ class LLMEngine:
         self.core = front_end.core
         self._input_processor = front_end.input_processor
         self._output_processor = front_end.output_processor
+        self._is_shut_down = False
 
     def add_request(
         self,
@@ -38,6 +40,8 @@ class LLMEngine:
 
         is_session: where a plain request would end, this one waits for `extend_session`; max_tokens counts per turn.
         """
+        if self._is_shut_down:
+            raise EngineDeadError("The engine was shut down; make a new one.")
         request = self._input_processor.process(
             prompt,
             params or SamplingParams(),
@@ -63,7 +67,7 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """One step of the core, its outputs as text. Requests that a stop string ended leave the core at once."""
         try:
-            outputs = self.core.step() if self.core.has_work else []
+            outputs = self.core.step() if self.core.has_work and not self._is_shut_down else []
         except BaseException as error:
             self.core.abort_all()
             self._output_processor.fail_all(error)
@@ -90,5 +94,8 @@ class LLMEngine:
             self.core.abort_requests(self._output_processor.fail(request_id, error))
 
     def shutdown(self) -> None:
-        """Abort what is left and tell the observers."""
-        self.core.close()
+        """End what is left without an output, and tell the observers. The engine takes no more requests; doing it again changes nothing."""
+        if not self._is_shut_down:
+            self._is_shut_down = True
+            self._output_processor.fail_all(EngineDeadError("The engine was shut down."))
+            self.core.close()

@@ -172,16 +172,31 @@ def _plan_model(plan: EnginePlan, source: ModelSource) -> ModelPlan:
     _resolve(plan, "weights", config.weights, model=description)
     layers = _plan_layers(plan, description)
     kv_dtype = dtype if config.kv_cache.dtype == "auto" else config.kv_cache.dtype
+    kv_plan = plan_kv_groups(description.layers, block_size=config.kv_cache.block_size, kv_dtype=kv_dtype)
+    _check_pool_size(plan, kv_plan)
     return ModelPlan(
         source=source,
         description=description,
         instance=model,
         max_model_len=max_model_len,
         layers=layers,
-        kv=plan_kv_groups(description.layers, block_size=config.kv_cache.block_size, kv_dtype=kv_dtype),
+        kv=kv_plan,
         kv_dtype=kv_dtype,
         kv_layout=_agree_on_layout(plan),
     )
+
+
+def _check_pool_size(plan: EnginePlan, kv_plan: KVPlan) -> None:
+    """Raises ConfigError for a pool that the device cannot hold."""
+    section, available = plan.config.kv_cache, plan.machine.memory_bytes
+    wanted = (section.num_blocks or 0) * kv_plan.bytes_per_block + (section.memory_mib or 0) * 2**20
+    if available and wanted > available:
+        key = "kv_cache.num_blocks" if section.num_blocks is not None else "kv_cache.memory_mib"
+        raise ConfigError(
+            f"{key} asks for a KV pool of {wanted / 2**30:.1f} GiB (one block takes {kv_plan.bytes_per_block / 2**10:.0f} KiB), "
+            f"but {plan.machine.device_name} has {available / 2**30:.1f} GiB in all. Lower it.",
+            key=key,
+        )
 
 
 def _max_model_len(config: EngineConfig, limit: int) -> int:

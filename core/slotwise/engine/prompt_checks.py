@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypeAlias
 
 from slotwise.errors import InvalidRequestError
@@ -11,6 +12,7 @@ Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or both keys together."""
 
 _KEYS = ("prompt", "prompt_token_ids")
+MAX_PRIORITY = 2**31
 
 
 def split_prompt(prompt: Prompt) -> tuple[str | None, list[int] | None]:
@@ -39,6 +41,27 @@ def check_token_ids(token_ids: Sequence[Any], vocab_size: int) -> None:
             )
 
 
+def check_labels(*, request_id: Any, client_id: Any, cache_salt: Any, priority: Any) -> None:
+    """Raises InvalidRequestError unless what a request is labelled with has the types that queues and caches count on."""
+    for name, value in (("request_id", request_id), ("client_id", client_id), ("cache_salt", cache_salt)):
+        if value is not None and not isinstance(value, str):
+            raise InvalidRequestError(f"{name} must be text, got {type(value).__name__}.", param=name)
+        if value is not None and not is_valid_text(value):
+            raise InvalidRequestError(f"{name} is not valid text; replace lone surrogates.", param=name)
+    if type(priority) is not int or abs(priority) > MAX_PRIORITY:
+        shown = str(priority)[:40] if type(priority) is int else type(priority).__name__
+        raise InvalidRequestError(f"priority must be an integer within +-2**31, got {shown}.", param="priority")
+
+
+def is_valid_text(text: str) -> bool:
+    """Whether it can be encoded: no lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _split_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, list[int] | None]:
     unknown = [key for key in prompt if key not in _KEYS]
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
@@ -54,4 +77,4 @@ def _as_list(token_ids: Any) -> list[int]:
         token_ids = token_ids.tolist()
     if not isinstance(token_ids, Sequence) or isinstance(token_ids, str | bytes | bytearray):
         raise InvalidRequestError(f"A prompt is text, a list of token ids or a mapping, got {type(token_ids).__name__}.", param="prompt")
-    return list(token_ids)
+    return [int(item) if isinstance(item, Integral) and not isinstance(item, int) else item for item in token_ids]  # numpy's integers

@@ -22,7 +22,7 @@ from slotwise.testing.verdicts import ConformanceError, require
 MAX_MODEL_LEN: Final = 40
 MAX_STEP_TOKENS: Final = 12
 BLOCK_SIZES: Final = (1, 2, 3, 4)
-EVENTS: Final = ("nothing",) * 8 + ("abort", "evict", "reset", "drain", "fail")
+EVENTS: Final = ("nothing",) * 8 + ("abort", "evict", "reset", "drain", "fail", "fail_and_forget")
 EXTRA_KEYS: Final[Sequence[tuple[ExtraKey, ...]]] = (
     (),
     (),
@@ -111,8 +111,8 @@ class KVCacheMachine(RuleBasedStateMachine):
                 num_preempted += self._go_on(request, data)
         while self.waiting and not num_preempted and self._admit(self.waiting[0], data, whole_prompt):
             pass
-        if event == "fail":
-            for request in self.simulation.fail_step():
+        if event in ("fail", "fail_and_forget"):
+            for request in self.simulation.fail_step(forgets_everything=event == "fail_and_forget"):
                 self.running.remove(request)
             return
         for request in self.simulation.run_step(lambda part: _sample(part, data)):

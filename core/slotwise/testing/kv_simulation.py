@@ -218,8 +218,9 @@ class KVSimulation:
         """Tokens computed after the step, rejected drafts not counted."""
         return part.request.num_computed_tokens + part.num_tokens + max(0, len(part.new_token_ids) - 1)
 
-    def fail_step(self) -> list[SimulatedRequest]:
-        """The forward raised half-way: what it wrote is worthless, its requests end. Returns them."""
+    def fail_step(self, *, forgets_everything: bool = False) -> list[SimulatedRequest]:
+        """The forward raised half-way: what it wrote is worthless, its requests end. Returns them. `forgets_everything`: all blocks of the
+        pool are evicted too, held and free ones."""
         requests = [part.request for part in self.scheduled.values()]
         for part in self.scheduled.values():
             for copy in part.copies:
@@ -229,6 +230,9 @@ class KVSimulation:
         for request in requests:
             self.manager.evict_blocks([block_id for table in self.manager.block_ids(request.request_id) for block_id in table])
             self.end(request)
+        if forgets_everything:
+            self.manager.evict_blocks(range(1, self.manager.num_usable_blocks + 1))
+            self._check_nothing_is_found("after every block was evicted")
         return requests
 
     def _copy(self, parts: Sequence[Scheduled]) -> None:
@@ -280,8 +284,12 @@ class KVSimulation:
         require(was_reset == is_idle, f"reset_prefix_cache said {was_reset} while {len(self.tables.held())} requests held blocks")
         if was_reset:
             self.stats.was_reset = True
-            for probe in self.probes:
-                require(self.manager.find_cached_prefix(probe).num_tokens == 0, "something can be found right after a reset")
+            self._check_nothing_is_found("after a reset")
+
+    def _check_nothing_is_found(self, when: str) -> None:
+        for probe in self.probes:
+            num_tokens = self.manager.find_cached_prefix(probe).num_tokens
+            require(num_tokens == 0, f"{num_tokens} tokens of {probe} are found {when}")
 
     def check(self, waiting: Sequence[SimulatedRequest] = ()) -> None:
         """Everything that must hold between steps."""

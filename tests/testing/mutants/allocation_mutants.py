@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from plain_manager import Chain, PlainKVCacheManager
+from .plain_manager import Chain, PlainKVCacheManager
 
 from slotwise.interfaces.kv_cache import Allocation, CachedPrefix, KVRequest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from plain_manager import NOTHING, Chain, PlainKVCacheManager
+from .plain_manager import NOTHING, Chain, PlainKVCacheManager
 
 from slotwise.interfaces.kv_cache import CachedPrefix, ExtraKey, KVRequest
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from plain_policy import PlainPolicy
+from .plain_policy import PlainPolicy
 
 from slotwise.interfaces.scheduler import Chunk, Decision, SchedulableRequest, SchedulerState, Victim
 
@@ -146,9 +146,7 @@ class DisplacesTheMoreUrgent(PlainPolicy):
 
     caught_by = "displacement_is_for_the_more_urgent_only"
 
-    def displace(
-        self, candidate: SchedulableRequest, running: Sequence[SchedulableRequest], state: SchedulerState
-    ) -> Victim | None:
+    def displace(self, candidate: SchedulableRequest, running: Sequence[SchedulableRequest], state: SchedulerState) -> Victim | None:
         return Victim(request=running[0], reason="has run long enough") if running else None
 
 
@@ -163,9 +161,7 @@ class TakesTurnsForEver(PlainPolicy):
     def choose_chunk(self, request: SchedulableRequest, num_tokens: int, state: SchedulerState) -> Chunk:
         return Chunk(num_tokens=1, reason="a token each")
 
-    def displace(
-        self, candidate: SchedulableRequest, running: Sequence[SchedulableRequest], state: SchedulerState
-    ) -> Victim | None:
+    def displace(self, candidate: SchedulableRequest, running: Sequence[SchedulableRequest], state: SchedulerState) -> Victim | None:
         ahead = max(running, key=lambda request: (request.num_computed_tokens, request.arrival_index), default=None)
         return None if ahead is None or ahead.num_computed_tokens == 0 else Victim(request=ahead, reason="is ahead")
 
