@@ -87,7 +87,7 @@ def test_a_pipe_carries_the_text_alone_and_the_summary_goes_to_stderr(cli, llm, 
     assert (code, out) == (0, greedy_text(llm, "Hello") + "\n")
     (line,) = err.strip().splitlines()
     assert line.startswith("5 prompt + 6 new tokens | first token ")
-    assert "tokens/s | 0 cached | attention=torch_sdpa scheduler=fcfs kv_cache=paged sampler=torch model=transformers" in line
+    assert "tokens/s | 0 cached | attention=torch_sdpa scheduler=fcfs kv_cache=paged eviction=lru sampler=torch model=transformers" in line
 
 
 def test_on_a_terminal_the_summary_follows_the_text(cli, chat_model, monkeypatch):
@@ -283,7 +283,7 @@ def test_one_refused_prompt_is_the_error_of_the_command(cli, chat_model):
         (("generate", "-m", "{model}", "Hello", "--top-p", "3"), 2, "top_p"),
         (("generate", "-m", "{model}", "Hello", "--set", "attention.use=torch_sdpaa"), 2, "torch_sdpa"),
         (("generate", "-m", "{model}", "Hello", "--set", "kv_cache.block_sizes=3"), 2, "block_size"),
-        (("generate", "-m", "{model}/absent", "Hello"), 1, "absent"),
+        (("generate", "-m", "{model}/absent", "Hello"), 2, "absent"),
     ],
 )
 def test_errors_name_the_cure_and_have_their_exit_code(cli, chat_model, arguments, code, words):

@@ -78,7 +78,7 @@ def test_shrinking_finds_a_shorter_run():
 
 
 def test_a_slot_without_kit_is_named():
-    with pytest.raises(ComponentNotFoundError, match='slot "schedular".* Did you mean "scheduler"'):
+    with pytest.raises(ComponentNotFoundError, match=r'slot "schedular".* Did you mean "scheduler"'):
         kit_for("schedular", "fcfs")
 
 

@@ -38,17 +38,8 @@ def run_pytest(tmp_path: Path):
 
 
 def test_the_cases_of_installed_components_are_collected_from_the_package(run_pytest):
-    result = run_pytest(
-        "--pyargs",
-        "slotwise.testing",
-        "--component",
-        "scheduler:priority",
-        "--component-option",
-        "displace=true",
-        "-vv",
-        "-k",
-        "victim or own",
-    )
+    options = ("--component", "scheduler:priority", "--component-option", "displace=true")
+    result = run_pytest("--pyargs", "slotwise.testing", *options, "-vv", "-k", "victim or own")
     assert result.returncode == 0, result.stdout
     assert "test_conforms[scheduler:priority-victim_is_one_of_the_running] PASSED" in result.stdout
     assert "orders by order_key alone" in result.stdout

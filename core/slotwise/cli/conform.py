@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from slotwise.testing.cases import CaseResult
 
 
-def conform(
+def conform(  # noqa: PLR0917
     slot: Annotated[str, typer.Argument(help="The slot: scheduler, kv_cache.")],
     name: Annotated[str, typer.Argument(help="The component's name, as `slotwise plugins` lists it.")],
     options: Annotated[

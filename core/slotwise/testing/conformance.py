@@ -30,7 +30,7 @@ class ComponentConformance:
     component: ClassVar[str | type[Any] | None] = None
     """The component's registered name, or its class where it has none yet."""
     options: ClassVar[Any] = None
-    """With a name: a mapping, validated as the `[slot.options]` of a configuration file is. With a class: what it expects as `setup.options`."""
+    """With a name: a mapping, validated as `[slot.options]` of a file is. With a class: what it expects as `setup.options`."""
     max_examples: ClassVar[int] = 60
     """Random runs per case that uses them."""
     seed: ClassVar[int] = 0
@@ -58,7 +58,7 @@ class ComponentConformance:
         def seeded() -> RuleBasedStateMachine:
             return factory()
 
-        hypothesis.seed(self.seed)(seeded)  # type: ignore[arg-type]
+        hypothesis.seed(self.seed)(seeded)
         run_state_machine_as_test(seeded, settings=self.settings(stateful_step_count=num_steps))  # type: ignore[arg-type]
 
     def settings(self, **changes: Any) -> settings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slotwise.testing.kv_kit import KVCacheKit, PROMPT
+from slotwise.testing.kv_kit import PROMPT, KVCacheKit
 from slotwise.testing.kv_traffic import compute_alone
 from slotwise.testing.simulated_request import SimulatedRequest
 from slotwise.testing.verdicts import ConformanceError, require
@@ -12,7 +12,7 @@ class KVAllocationCases(KVCacheKit):
     """One rule of allocation each."""
 
     def test_a_new_pool_is_free_and_whole(self) -> None:
-        """PROMPT new manager has every block but the null block free."""
+        """A new manager has every block but the null block free."""
         manager = self.simulation(num_usable_blocks=7).manager
         require(manager.num_usable_blocks == 7, f"a pool of 8 blocks has 7 usable ones, not {manager.num_usable_blocks}")
         require(manager.num_free_blocks == 7, f"a new pool of 7 usable blocks has them all free, not {manager.num_free_blocks}")

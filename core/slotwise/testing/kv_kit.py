@@ -27,7 +27,7 @@ class KVCacheKit(ComponentConformance):
     slot: ClassVar[str] = "kv_cache"
 
     def make_manager(self, setup: KVCacheSetup) -> KVCacheManager:
-        """PROMPT manager to examine; override it where the class alone would not do. May raise ValueError for groups it does not manage."""
+        """A manager to examine; override it where the class alone would not do. May raise ValueError for groups it does not manage."""
         implementation, options = self.implementation()
         manager: KVCacheManager = implementation(setup if options is None else dataclasses.replace(setup, options=options))
         return manager
@@ -46,7 +46,7 @@ class KVCacheKit(ComponentConformance):
         return self.simulation(num_usable_blocks=num_usable_blocks)
 
     def computed(self, simulation: KVSimulation, name: str, token_ids: Iterable[int]) -> SimulatedRequest:
-        """PROMPT request whose tokens were all computed in one step, after what is cached of them."""
+        """A request whose tokens were all computed in one step, after what is cached of them."""
         request = SimulatedRequest(name, list(token_ids))
         self.compute(simulation, request)
         return request

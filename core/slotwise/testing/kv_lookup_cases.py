@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slotwise.interfaces.kv_cache import ExtraKey
-from slotwise.testing.kv_kit import BLOCK_SIZE, KVCacheKit, PROMPT
+from slotwise.testing.kv_kit import BLOCK_SIZE, PROMPT, KVCacheKit
 from slotwise.testing.simulated_request import SimulatedRequest
 from slotwise.testing.verdicts import require
 
@@ -12,7 +12,7 @@ class KVLookupCases(KVCacheKit):
     """One rule of lookup each; not claimed by a manager that never finds a prefix."""
 
     def test_finds_every_whole_cached_block(self) -> None:
-        """PROMPT prompt seen before is found up to its last whole block, running or ended."""
+        """A prompt seen before is found up to its last whole block, running or ended."""
         simulation = self.caching_simulation()
         request = self.computed(simulation, "a", PROMPT)
         for _ in range(2):
@@ -52,7 +52,9 @@ class KVLookupCases(KVCacheKit):
             require(found <= 1, f"a request with keys {extra_keys} found {found} tokens of requests with others")
             self.compute(simulation, request)
             again = simulation.find(SimulatedRequest(f"again{number}", [*PROMPT, 1], extra_keys=extra_keys)).num_tokens
-            require(again >= len(PROMPT), f"a request with keys {extra_keys} found {again} of {len(PROMPT)} tokens computed with the same keys")
+            require(
+                again >= len(PROMPT), f"a request with keys {extra_keys} found {again} of {len(PROMPT)} tokens computed with the same ones"
+            )
         simulation.check()
 
     def test_who_does_not_read_the_cache_still_fills_it(self) -> None:

@@ -7,43 +7,19 @@ hold is not said here: the simulation checks it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from hypothesis import reject
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from slotwise.interfaces.attention import FULL
-from slotwise.interfaces.kv_cache import ExtraKey, KVCacheManager, KVCacheSetup, KVGroup
-from slotwise.testing.kv_simulation import KVSimulation, Scheduled
+from slotwise.interfaces.kv_cache import KVCacheManager, KVCacheSetup, KVGroup
+from slotwise.testing.kv_simulation import KVSimulation
+from slotwise.testing.kv_traffic import ARRIVALS, BLOCK_SIZES, EVENTS, MAX_MODEL_LEN, MAX_STEP_TOKENS, Prompt, compute_alone, make_probes
 from slotwise.testing.simulated_request import SimulatedRequest
+from slotwise.testing.simulated_step import Scheduled
 from slotwise.testing.verdicts import ConformanceError, require
-
-MAX_MODEL_LEN: Final = 40
-MAX_STEP_TOKENS: Final = 12
-BLOCK_SIZES: Final = (1, 2, 3, 4)
-EVENTS: Final = ("nothing",) * 8 + ("abort", "evict", "reset", "drain", "fail", "fail_and_forget")
-EXTRA_KEYS: Final[Sequence[tuple[ExtraKey, ...]]] = (
-    (),
-    (),
-    (),
-    (ExtraKey(source="cache_salt", value="x", num_tokens=1),),
-    (ExtraKey(source="adapter", value="x"),),
-    (ExtraKey(source="adapter", value="x"), ExtraKey(source="cache_salt", value="x", num_tokens=1)),
-    (ExtraKey(source="multimodal", value="x", first_token=2, num_tokens=3),),
-)
-Prompt = tuple[int, list[int], tuple[ExtraKey, ...], bool]
-PROMPTS: Final = st.tuples(
-    st.integers(1, 20), st.lists(st.integers(0, 1), max_size=4), st.sampled_from(EXTRA_KEYS), st.sampled_from([False, False, False, True])
-)
-
-ARRIVALS: Final = st.lists(PROMPTS, max_size=2)
-
-
-def make_probes(longest: int) -> list[SimulatedRequest]:
-    """Requests that only look."""
-    tokens = [[0] * 16, [0] * 5 + [1], [0, 1, 1, 0, 1]]
-    return [SimulatedRequest(f"probe{index}", ids[:longest]) for index, ids in enumerate(tokens)]
 
 
 class KVCacheMachine(RuleBasedStateMachine):
@@ -206,20 +182,3 @@ class KVCacheMachine(RuleBasedStateMachine):
 def _sample(part: Scheduled, data: st.DataObject) -> list[int]:
     num_accepted = data.draw(st.integers(0, part.num_drafts), label="num_accepted") if part.num_drafts else 0
     return data.draw(st.lists(st.integers(0, 1), min_size=num_accepted + 1, max_size=num_accepted + 1), label="new_token_ids")
-
-
-def compute_alone(simulation: KVSimulation, request: SimulatedRequest) -> None:
-    """Compute all tokens of a request while nothing else runs, in steps of `MAX_STEP_TOKENS`."""
-    prefix = simulation.find(request)
-    num_tokens = min(MAX_STEP_TOKENS, request.num_tokens - prefix.num_tokens)
-    fits = simulation.start(request, num_tokens, prefix)
-    require(fits, f"{request} of {request.num_tokens} tokens, alone in the pool, cannot start")
-    simulation.run_step()
-    while request.num_missing_tokens:
-        num_tokens = min(MAX_STEP_TOKENS, request.num_missing_tokens)
-        require(
-            simulation.grow(request, num_tokens),
-            f"{request}, alone in the pool, cannot go beyond {request.num_computed_tokens} of the {request.num_tokens} tokens "
-            "that max_request_tokens promises",
-        )
-        simulation.run_step()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slotwise.testing.kv_kit import BLOCK_SIZE, KVCacheKit, PROMPT
+from slotwise.testing.kv_kit import BLOCK_SIZE, PROMPT, KVCacheKit
 from slotwise.testing.kv_simulation import claims_events
 from slotwise.testing.simulated_request import SimulatedRequest
 from slotwise.testing.verdicts import NotClaimedError, require
@@ -12,7 +12,7 @@ class KVTruthCases(KVCacheKit):
     """One rule each; not claimed by a manager that never finds a prefix."""
 
     def test_an_undone_step_leaves_nothing_findable(self) -> None:
-        """PROMPT request preempted in the step it was scheduled for computed nothing in it."""
+        """A request preempted in the step it was scheduled for computed nothing in it."""
         simulation = self.caching_simulation()
         request = SimulatedRequest("a", PROMPT)
         simulation.start(request, 4, simulation.find(request))
@@ -41,9 +41,9 @@ class KVTruthCases(KVCacheKit):
         found = simulation.find(SimulatedRequest("b", [*PROMPT, 1])).num_tokens
         require(found // BLOCK_SIZE == 1, f"6 of 12 tokens were computed, {found} are found")
         simulation.grow(request, 6, num_drafts=5, num_lookahead=1)
-        simulation.run_step(lambda part: (50, 51))
+        simulation.run_step(lambda _: (50, 51))
         simulation.grow(request, 1)
-        simulation.run_step(lambda part: (52,))
+        simulation.run_step(lambda _: (52,))
         rejected = simulation.find(SimulatedRequest("c", [*PROMPT, 50, 51, 52, 53, 1])).num_tokens
         require(12 <= rejected < 16, f"14 tokens were computed and 3 drafts rejected, {rejected} tokens are found")
         simulation.check()
@@ -74,7 +74,7 @@ class KVTruthCases(KVCacheKit):
         simulation.check()
 
     def test_events_tell_what_can_be_found(self) -> None:
-        """PROMPT listener that knows only the events knows the cache's content."""
+        """A listener that knows only the events knows the cache's content."""
         simulation = self.caching_simulation(num_usable_blocks=6)
         if not claims_events(simulation.manager):
             raise NotClaimedError("tells no events")

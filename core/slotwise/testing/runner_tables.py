@@ -30,12 +30,13 @@ class RunnerTables:
     def __iter__(self) -> Iterator[str]:
         return iter(self._given)
 
-    def __getitem__(self, request_id: str) -> list[list[int]]:
-        return self._given[request_id]
-
     def held(self) -> dict[str, Table]:
         """What the manager says each request holds now."""
         return {request_id: self._manager.block_ids(request_id) for request_id in self._given}
+
+    def held_by(self, request_id: str) -> Table:
+        """The same for one request."""
+        return self._manager.block_ids(request_id)
 
     def drop(self, request_id: str) -> None:
         """The request gave its blocks back."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .plain_manager import Chain, PlainKVCacheManager
-
 from slotwise.interfaces.kv_cache import Allocation, CachedPrefix, KVRequest
+
+from .plain_manager import Chain, PlainKVCacheManager
 
 
 class LeaksOnFree(PlainKVCacheManager):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from .plain_manager import NOTHING, Chain, PlainKVCacheManager
-
 from slotwise.interfaces.kv_cache import CachedPrefix, ExtraKey, KVRequest
+
+from .plain_manager import NOTHING, Chain, PlainKVCacheManager
 
 
 class FindsTheWholePrompt(PlainKVCacheManager):
@@ -27,7 +27,7 @@ class CountsOneBlockTooMany(PlainKVCacheManager):
     def find_cached_prefix(self, request: KVRequest) -> CachedPrefix:
         found = super().find_cached_prefix(request)
         longer = found.num_tokens + self.size
-        return dataclasses.replace(found, num_tokens=longer) if 0 < found.num_tokens and longer < request.num_tokens else found
+        return dataclasses.replace(found, num_tokens=longer) if found.num_tokens > 0 and longer < request.num_tokens else found
 
 
 class MissesTheLastBlock(PlainKVCacheManager):

@@ -1,4 +1,4 @@
-"""A KV cache manager as simple as the contract allows, for one group, full or windowed. Correct and slow: each mutant breaks one place of it.
+"""A KV cache manager as simple as the contract allows, for one group, full or windowed. Correct and slow: each mutant breaks one place.
 
 A block is identified by all tokens and keys up to its end, written out; nothing is hashed but for the events.
 """

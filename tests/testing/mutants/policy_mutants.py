@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from .plain_policy import PlainPolicy
-
 from slotwise.interfaces.scheduler import Chunk, Decision, SchedulableRequest, SchedulerState, Victim
+
+from .plain_policy import PlainPolicy
 
 
 class VictimDoesNotRun(PlainPolicy):
