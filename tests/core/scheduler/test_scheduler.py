@@ -73,6 +73,16 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_whole_budget(make_harness:
     assert harness.step()[0].num_scheduled_tokens == {"b": 12}
 
 
+def test_without_chunked_prefill_no_policy_is_asked_to_cut_a_prompt(make_harness: type[SchedulerHarness]) -> None:
+    class HalvesScheduler(FcfsScheduler):
+        def choose_chunk(self, request: Request, num_tokens: int, state: SchedulerState) -> Chunk:
+            return Chunk(num_tokens=num_tokens // 2, reason="half")
+
+    harness = make_harness(policy=HalvesScheduler, max_num_scheduled_tokens=20, enable_chunked_prefill=False)
+    harness.add("a", 12, max_tokens=1)
+    assert harness.step()[0].num_scheduled_tokens == {"a": 12}
+
+
 def test_a_cached_prefix_is_not_computed_again(make_harness: type[SchedulerHarness]) -> None:
     harness = make_harness()
     prompt = list(range(100, 109))
