@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pydantic import Field
-from slotwise.plugin.hookspecs import hookimpl
 
 from slotwise.config.engine_config import ComponentOptions
 from slotwise.interfaces.attention import HND, NHD, AttentionCapabilities
 from slotwise.plugin.component import Component
+from slotwise.plugin.hookspecs import hookimpl
 
 CAPABILITIES = AttentionCapabilities(
     devices=("cpu", "cuda"),

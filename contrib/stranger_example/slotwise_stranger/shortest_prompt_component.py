@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pydantic import Field
-from slotwise.plugin.hookspecs import hookimpl
 
 from slotwise.config.engine_config import ComponentOptions
 from slotwise.plugin.component import Component
+from slotwise.plugin.hookspecs import hookimpl
 
 
 class ShortestPromptOptions(ComponentOptions):
