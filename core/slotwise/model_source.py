@@ -74,17 +74,25 @@ def find_model(source: str) -> ModelSource:
     """Look a model up. Raises ModelLoadError: unknown name, nothing there, or a config that cannot be read."""
     if source in KNOWN_MODELS:
         return _from_gguf(source, KNOWN_MODELS[source].locate())
-    path = Path(source).expanduser()
-    if path.is_dir():
+    path = _existing_path(source)
+    if path is not None and path.is_dir():
         return _from_directory(source, path)
-    if path.is_file() and path.suffix == GGUF_SUFFIX:
+    if path is not None and path.suffix == GGUF_SUFFIX:
         return _from_gguf(source, path)
-    if path.is_file():
+    if path is not None:
         raise ModelLoadError(f"Model {source!r} is a file, but no {GGUF_SUFFIX} file; give such a file, or the model's directory.")
     raise ModelNotFoundError(
-        f"There is no model {source!r}.{did_you_mean(source, KNOWN_MODELS)} A model is a directory with config.json, a {GGUF_SUFFIX} file, "
-        f"or a known name ({', '.join(KNOWN_MODELS)}). Models are never downloaded here: fetch its files first and give their directory."
+        f"There is no model {source[:200]!r}.{did_you_mean(source, KNOWN_MODELS)} "
+        f"A model is a directory with config.json, a {GGUF_SUFFIX} file, or a known name ({', '.join(KNOWN_MODELS)}). Models are never downloaded here: fetch its files first and give their directory."
     )
+
+
+def _existing_path(source: str) -> Path | None:
+    try:
+        path = Path(source).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long a name, no such user, a NUL byte
+        return None
 
 
 def _from_gguf(name: str, path: Path) -> ModelSource:
@@ -132,12 +140,25 @@ def _read_config(folder: Path) -> PretrainedConfig:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise ModelLoadError(
             f"{folder / 'config.json'} cannot be used: {error} Known are the model types of the installed transformers; code that comes "
             "with a model is never run."
         ) from error
+    _check_sizes(config.get_text_config(), folder / "config.json")
+    return config
+
+
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+
+
+def _check_sizes(config: Any, path: Path) -> None:
+    """Raises ModelLoadError for numbers that no model can have, before anything is built from them."""
+    for name in (*_SIZES, "max_position_embeddings"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and not 1 <= value < 2**31:
+            raise ModelLoadError(f"{path}: {name} is {value}; it must be at least 1. Fetch the file again.")
 
 
 def _eos_token_ids(folder: Path) -> frozenset[int]:

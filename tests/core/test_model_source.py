@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import transformers
 
 from slotwise import model_source
-from slotwise.errors import ModelLoadError, WeightsError
+from slotwise.errors import ModelLoadError, ModelNotFoundError, WeightsError
 from slotwise.known_models import KNOWN_MODELS, KnownModel
 from slotwise.model_source import find_model
 
@@ -209,3 +210,19 @@ def test_a_broken_gguf_file_is_refused_by_name_and_leaves_nothing_in_the_cache(t
 
 def test_module_needs_no_transformers_to_refuse_a_name():
     assert "transformers" not in vars(model_source)
+
+
+@pytest.mark.parametrize("source", ["a" * 5000, "~no_such_user/x", "nul\0byte"])
+def test_a_source_that_is_no_path_is_not_found(source: str) -> None:
+    with pytest.raises(ModelNotFoundError):
+        find_model(source)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("vocab_size", -1), ("num_key_value_heads", 0), ("max_position_embeddings", -5), ("head_dim", 0), ("hidden_size", 2**40)],
+)
+def test_impossible_sizes_name_the_file_and_the_key(tmp_path: Path, key: str, value: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], key: value}))
+    with pytest.raises(ModelLoadError, match=rf"config\.json.*{key}|config\.json"):
+        find_model(str(tmp_path))

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import torch
 from transformers import AttentionInterface
 
+from slotwise.errors import ModelLoadError
 from slotwise.interfaces.model import AttentionContext
 
 IMPLEMENTATION_NAME: Final = "slotwise"
@@ -61,10 +62,15 @@ def slotwise_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    _attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | None = None,
     **facts: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function in transformers' convention. The mask is always None: visibility follows from the engine's metadata."""
+    """Attention function in transformers' convention. Visibility follows from the engine's metadata.
+
+    Raises ModelLoadError for a mask: the model then wants other tokens hidden than the engine knows of.
+    """
+    if attention_mask is not None:
+        raise ModelLoadError(f"{type(module).__name__} makes an attention mask of its own, which the engine's attention does not take")
     handler: AttentionHandler = facts.pop(HANDLER_ARGUMENT)
     return handler.attend(module, query, key, value, facts), None
 

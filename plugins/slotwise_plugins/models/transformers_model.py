@@ -58,6 +58,11 @@ class TransformersModel(Model):
 
 def _build_on_meta(setup: ModelSetup) -> Any:
     config = copy.deepcopy(setup.hf_config)
+    if getattr(config.get_text_config(), "attn_temperature_tuning", False):
+        raise ModelLoadError(
+            f"{type(config).__name__} scales queries by their place in the row (attn_temperature_tuning), "
+            "which is not their position where requests are packed. Such a model can be served only with attn_temperature_tuning false in its config.json, if it was made so."
+        )
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(

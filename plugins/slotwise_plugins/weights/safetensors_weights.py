@@ -104,7 +104,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=refuse_duplicates)["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise WeightsError(f"{index} is not a safetensors index ({type(error).__name__}: {error}); fetch it again.") from error
     if not isinstance(weight_map, dict) or not all(isinstance(file_name, str) for file_name in weight_map.values()):
         raise WeightsError(f"{index} is not a safetensors index: weight_map must map tensor names to file names.")
@@ -113,6 +113,8 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 
 def _read_header(path: Path) -> dict[str, Any]:
     """Name -> entry of each tensor. Raises WeightsError unless the file is exactly as long as its header says."""
+    if not path.is_file():
+        raise WeightsError(f"{path} is not a file (a directory, or a link that leads nowhere). {_COMPLETE}")
     size = path.stat().st_size
     with path.open("rb") as file:
         header_len = int.from_bytes(file.read(8), "little")
@@ -122,7 +124,7 @@ def _read_header(path: Path) -> dict[str, Any]:
             header = json.loads(file.read(header_len))
             header.pop("__metadata__", None)
             data_len = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
             raise WeightsError(f"{path} has no safetensors header ({type(error).__name__}: {error}). {_COMPLETE}") from error
     if size != 8 + header_len + data_len:
         raise WeightsError(f"{path} has {size} bytes, its header promises {8 + header_len + data_len}. {_COMPLETE}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from slotwise.errors import ModelLoadError
 from slotwise.interfaces.model import ForwardBatch, ModelSetup
+from slotwise_plugins.models.attention_bridge import slotwise_attention
 from slotwise_plugins.models.transformers_model import TransformersModel
 
 FAMILIES = [
@@ -120,3 +122,21 @@ def test_the_callers_config_is_left_alone(configs, make_model):
     make_model(config)
     assert config.to_json_string() == before
     assert config._attn_implementation != "slotwise"
+
+
+def test_a_model_that_scales_queries_by_their_place_in_the_row_is_refused() -> None:
+    from transformers import Llama4TextConfig
+
+    config = Llama4TextConfig(
+        num_hidden_layers=2, hidden_size=32, num_attention_heads=2, num_key_value_heads=1, attn_temperature_tuning=True
+    )
+    with pytest.raises(ModelLoadError, match="attn_temperature_tuning"):
+        TransformersModel(ModelSetup(hf_config=config, dtype="float32", device="cpu"))
+
+
+@pytest.mark.parametrize("how", ["by position", "by keyword"])
+def test_a_mask_of_the_models_own_is_never_ignored(how: str) -> None:
+    tensor = torch.zeros(1, 1, 1, 1)
+    positional, named = ((tensor,), {}) if how == "by position" else ((), {"attention_mask": tensor})
+    with pytest.raises(ModelLoadError, match="mask of its own"):
+        slotwise_attention(torch.nn.Identity(), tensor, tensor, tensor, *positional, **named)

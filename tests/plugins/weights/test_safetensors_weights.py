@@ -135,3 +135,18 @@ def test_says_that_pickle_files_are_not_read(tmp_path):
 def test_refuses_no_path_and_a_path_to_nothing(tmp_path, path):
     with pytest.raises(WeightsError):
         open_weights(path and tmp_path / path)
+
+
+@pytest.mark.parametrize("kind", ["broken link", "directory", "deep header", "offsets without end"])
+def test_what_only_looks_like_a_file_is_named(tmp_path, kind):
+    path = tmp_path / "model.safetensors"
+    if kind == "broken link":
+        path.symlink_to(tmp_path / "nowhere")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        endless = b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1e400]}}'
+        header = b"[" * 200_000 if kind == "deep header" else endless
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(WeightsError, match=r"model\.safetensors"):
+        SafetensorsWeights(WeightsSetup(path=tmp_path, hf_config=None))
