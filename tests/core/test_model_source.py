@@ -224,5 +224,5 @@ def test_a_source_that_is_no_path_is_not_found(source: str) -> None:
 )
 def test_impossible_sizes_name_the_file_and_the_key(tmp_path: Path, key: str, value: int) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], key: value}))
-    with pytest.raises(ModelLoadError, match=rf"config\.json.*{key}|config\.json"):
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
         find_model(str(tmp_path))

@@ -144,9 +144,9 @@ class ParameterLoader:
         if faults:
             raise WeightsError(
                 f"The weights do not match {type(self.model).__name__}. Tensors {'; '.join(faults)}. "
-                "Check that config and weights come from the same model, and that the download is complete. Checkpoints that store tensors in "
-                "another form than transformers' model holds them (experts one by one, as most mixtures of experts do; GPT-NeoX's output "
-                "layer) are not converted here and cannot be loaded yet."
+                "Check that config and weights come from the same model, and that the download is complete. Checkpoints that store tensors "
+                "in another form than transformers' model holds them (experts one by one, as most mixtures of experts do; GPT-NeoX's "
+                "output layer) are not converted here and cannot be loaded yet."
             )
 
 

@@ -60,8 +60,8 @@ def _build_on_meta(setup: ModelSetup) -> Any:
     config = copy.deepcopy(setup.hf_config)
     if getattr(config.get_text_config(), "attn_temperature_tuning", False):
         raise ModelLoadError(
-            f"{type(config).__name__} scales queries by their place in the row (attn_temperature_tuning), "
-            "which is not their position where requests are packed. Such a model can be served only with attn_temperature_tuning false in its config.json, if it was made so."
+            f"{type(config).__name__} scales queries by their place in the row (attn_temperature_tuning), which is not their position "
+            "where requests are packed. It can be served only if it was made with attn_temperature_tuning false."
         )
     try:
         with torch.device("meta"):
