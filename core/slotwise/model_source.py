@@ -83,7 +83,7 @@ def find_model(source: str) -> ModelSource:
         raise ModelLoadError(f"Model {source!r} is a file, but no {GGUF_SUFFIX} file; give such a file, or the model's directory.")
     raise ModelNotFoundError(
         f"There is no model {source[:200]!r}.{did_you_mean(source, KNOWN_MODELS)} A model is a directory with config.json, a "
-        f"{GGUF_SUFFIX} file, or a known name ({', '.join(KNOWN_MODELS)}). Models are never downloaded here: fetch its files first and give "
+        f"{GGUF_SUFFIX} file, or a known name ({', '.join(KNOWN_MODELS)}). Models are never downloaded: fetch its files first and give "
         "their directory."
     )
 
