@@ -147,6 +147,7 @@ def _scheduler(plan: EnginePlan, kv_cache: KVCacheManager, model_len: int) -> Sc
         reserve_whole_prompt=section.reserve_whole_prompt,
     )
     scheduler = Scheduler(limits, policy, kv_cache)
+    scheduler.count_common_prefix = any(chosen.loaded.component.capabilities.cascade for chosen in plan.attention.values())
     scheduler.record_held_blocks = plan.config.kv_cache.sanitize
     return scheduler
 

@@ -34,6 +34,8 @@ class Scheduler(RequestTable):
         """Somebody reads `SchedulerOutput.reasons`: ask the policy why it orders as it does."""
         self.record_held_blocks = False
         """The KV sanitizer reads `SchedulerOutput.held_blocks`; filling it costs as much as the contexts are long."""
+        self.count_common_prefix = False
+        """A backend can use a prefix that all rows share (cascade); finding it costs as much as it is long."""
         self._step_count = 0
         self._asks_admission = overrides(policy, "admit")
         self._asks_chunk = overrides(policy, "choose_chunk") and limits.enable_chunked_prefill
@@ -206,6 +208,7 @@ class Scheduler(RequestTable):
             scheduled_spec_decode_tokens=step.drafts,
             finished_request_ids=self._finished_request_ids,
             preempted_request_ids=step.preempted,
+            num_common_prefix_blocks=self._num_common_prefix_blocks() if self.count_common_prefix else (),
             block_copies=[copy for copies in step.block_copies.values() for copy in copies],
             reasons=step.reasons,
             held_blocks=self._held_blocks() if self.record_held_blocks else {},
@@ -221,6 +224,9 @@ class Scheduler(RequestTable):
             if self._tells_scheduled:
                 self.policy.on_scheduled(request, num_tokens)
         return output
+
+    def _num_common_prefix_blocks(self) -> tuple[int, ...]:
+        return self.kv_cache.num_common_prefix_blocks(request.request_id for request in self.running)
 
     def _held_blocks(self) -> dict[str, HeldBlocks]:
         tables = ((request, self.kv_cache.block_ids(request.request_id)) for request in self.requests.values())

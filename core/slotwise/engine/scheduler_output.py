@@ -61,7 +61,7 @@ class SchedulerOutput:
     total_num_scheduled_tokens: int
     scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
     num_common_prefix_blocks: tuple[int, ...] = ()
-    """Per KV group."""
+    """Per KV group, leading blocks that all running requests share; empty unless a backend claims cascade."""
     finished_request_ids: set[str] = field(default_factory=set)
     """Ended since the last step; the runner forgets them. One may come again as new in the same step."""
     preempted_request_ids: set[str] = field(default_factory=set)

@@ -13,6 +13,7 @@ from slotwise.engine.request import Request, RequestStatus
 from slotwise.engine.scheduler_limits import PauseState
 from slotwise.engine.scheduler_output import ModelRunnerOutput
 from slotwise.interfaces.scheduler import Chunk, Decision, SchedulerState
+from slotwise.sampling_params import SamplingParams
 from slotwise_schedulers.fcfs import FcfsScheduler
 from slotwise_schedulers.priority import PriorityScheduler
 
@@ -372,3 +373,41 @@ def test_every_request_gets_the_tokens_it_gets_alone(
     tokens = harness.run(lambda request: 100 + request.num_output_tokens)
     for index, (_, max_tokens, _) in enumerate(shapes):
         assert tokens[str(index)] == [100 + i for i in range(max_tokens)]
+
+
+def test_blocks_that_all_running_requests_share_are_counted_where_somebody_wants_them(make_harness: type[SchedulerHarness]) -> None:
+    harness = make_harness()
+    shared = list(range(100, 109))
+    harness.add("a", [*shared, 1], max_tokens=4)
+    harness.step()
+    harness.add("b", [*shared, 2], max_tokens=4)
+    assert harness.step()[0].num_common_prefix_blocks == ()
+    harness.scheduler.count_common_prefix = True
+    assert harness.step()[0].num_common_prefix_blocks == (2,)
+    harness.run()
+
+
+@pytest.mark.parametrize("status", [RequestStatus.WAITING_FOR_GRAMMAR, RequestStatus.WAITING_FOR_REMOTE_KVS])
+def test_a_blocked_request_is_set_aside_and_holds_up_nobody(make_harness: type[SchedulerHarness], status: RequestStatus) -> None:
+    harness = make_harness(max_num_seqs=1)
+    blocked = Request(
+        request_id="blocked", prompt_token_ids=[1, 2, 3], sampling_params=SamplingParams(max_tokens=2, ignore_eos=True), arrival_index=-1
+    )
+    blocked.status = status
+    harness.scheduler.add_request(blocked)
+    assert not harness.scheduler.has_requests
+    harness.add("other", 4, max_tokens=1)
+    assert list(harness.step()[0].num_scheduled_tokens) == ["other"]
+    harness.scheduler.unblock("nobody")
+    harness.scheduler.unblock("blocked")
+    harness.scheduler.unblock("blocked")
+    assert len(harness.run()["blocked"]) == 2
+
+
+def test_a_blocked_request_can_be_aborted(make_harness: type[SchedulerHarness]) -> None:
+    harness = make_harness()
+    blocked = Request(request_id="blocked", prompt_token_ids=[1], sampling_params=SamplingParams())
+    blocked.status = RequestStatus.WAITING_FOR_GRAMMAR
+    harness.scheduler.add_request(blocked)
+    harness.scheduler.finish_requests(["blocked"], RequestStatus.FINISHED_ABORTED)
+    assert not harness.scheduler.requests
