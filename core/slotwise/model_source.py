@@ -143,6 +143,7 @@ def _read_config(folder: Path) -> PretrainedConfig:
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:
+        _check_stated_sizes(folder / "config.json")
         raise ModelLoadError(
             f"{folder / 'config.json'} cannot be used: {error} Known are the model types of the installed transformers; code that comes "
             "with a model is never run."
@@ -157,9 +158,19 @@ _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
 def _check_sizes(config: Any, path: Path) -> None:
     """Raises ModelLoadError for numbers that no model can have, before anything is built from them."""
     for name in (*_SIZES, "max_position_embeddings"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and not 1 <= value < 2**31:
-            raise ModelLoadError(f"{path}: {name} is {value}; it must be at least 1. Fetch the file again.")
+        _check_size(name, getattr(config, name, None), path)
+
+
+def _check_stated_sizes(path: Path) -> None:
+    """The same for a file that transformers refuses, since it fails over such a number without naming the key."""
+    content = _read_json(path)
+    for name in (*_SIZES, "max_position_embeddings"):
+        _check_size(name, content.get(name), path)
+
+
+def _check_size(name: str, value: Any, path: Path) -> None:
+    if isinstance(value, int) and not 1 <= value < 2**31:
+        raise ModelLoadError(f"{path}: {name} is {value}; it must be at least 1 and below 2**31. Fetch the file again.")
 
 
 def _eos_token_ids(folder: Path) -> frozenset[int]:

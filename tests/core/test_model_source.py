@@ -220,9 +220,18 @@ def test_a_source_that_is_no_path_is_not_found(source: str) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("vocab_size", -1), ("num_key_value_heads", 0), ("max_position_embeddings", -5), ("head_dim", 0), ("hidden_size", 2**40)],
+    [
+        ("vocab_size", -1),
+        ("num_key_value_heads", 0),
+        ("max_position_embeddings", -5),
+        ("head_dim", 0),
+        ("hidden_size", -1),
+        ("hidden_size", 2**40),
+        ("num_attention_heads", 0),
+        ("intermediate_size", 0),
+    ],
 )
 def test_impossible_sizes_name_the_file_and_the_key(tmp_path: Path, key: str, value: int) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], key: value}))
-    with pytest.raises(ModelLoadError, match=r"config\.json"):
+    with pytest.raises(ModelLoadError, match=rf"config\.json: {key} is {value};"):
         find_model(str(tmp_path))

@@ -20,6 +20,7 @@ from slotwise.interfaces.model import AttentionContext
 IMPLEMENTATION_NAME: Final = "slotwise"
 """Value of `attn_implementation` that leads here."""
 HANDLER_ARGUMENT: Final = "slotwise_attention"
+NOT_THROUGH_INTERFACE: Final = "it does not attend through transformers' attention interface"
 
 
 class AttentionHandler(Protocol):
@@ -67,11 +68,14 @@ def slotwise_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention function in transformers' convention. Visibility follows from the engine's metadata.
 
-    Raises ModelLoadError for a mask: the model then wants other tokens hidden than the engine knows of.
+    Raises ModelLoadError for a mask: the model then wants other tokens hidden than the engine knows of. Also where the model keeps its
+    forward's arguments from its attention calls, and so leaves out the handler.
     """
     if attention_mask is not None:
         raise ModelLoadError(f"{type(module).__name__} makes an attention mask of its own, which the engine's attention does not take")
-    handler: AttentionHandler = facts.pop(HANDLER_ARGUMENT)
+    handler: AttentionHandler | None = facts.pop(HANDLER_ARGUMENT, None)
+    if handler is None:
+        raise ModelLoadError(f"{NOT_THROUGH_INTERFACE}: {type(module).__name__} does not hand on the arguments of the forward")
     return handler.attend(module, query, key, value, facts), None
 
 

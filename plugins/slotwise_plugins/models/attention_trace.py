@@ -60,6 +60,8 @@ def trace_attention(model: Any) -> tuple[tuple[AttentionLayer, ...], dict[torch.
     try:
         with torch.inference_mode(), _traceable_experts(model):
             model(input_ids=tokens, position_ids=positions, use_cache=False, **{HANDLER_ARGUMENT: recorder})
+    except ModelLoadError as error:
+        _refuse(model, str(error), error)
     except Exception as error:
         _refuse(model, f"its forward cannot be traced without weights ({type(error).__name__}: {error})", error)
     if len(recorder.calls) != config.num_hidden_layers:

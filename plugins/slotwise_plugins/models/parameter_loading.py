@@ -142,12 +142,32 @@ class ParameterLoader:
             if names
         ]
         if faults:
+            self._refuse_other_form()
             raise WeightsError(
                 f"The weights do not match {type(self.model).__name__}. Tensors {'; '.join(faults)}. "
-                "Check that config and weights come from the same model, and that the download is complete. Checkpoints that store tensors "
-                "in another form than transformers' model holds them (experts one by one, as most mixtures of experts do; GPT-NeoX's "
-                "output layer) are not converted here and cannot be loaded yet."
+                "Check that config and weights come from the same model, and that the download is complete."
             )
+
+    def _refuse_other_form(self) -> None:
+        """Raises WeightsError if what is left over is what transformers would rename or merge for this architecture."""
+        from transformers.conversion_mapping import get_model_conversion_mapping  # needed for this message alone
+
+        transforms = get_model_conversion_mapping(self.model, add_legacy=False)
+        unconverted = [name for name in self.unexpected if self._known_name(_converted_name(name, transforms)) in self.targets]
+        if unconverted:
+            raise WeightsError(
+                f"The checkpoint stores {_listed(unconverted)} in another form than {type(self.model).__name__} of the installed "
+                "transformers holds them, and this component does not convert. Checkpoints of this architecture load only under the "
+                "model's own tensor names and shapes. Convert it once: load it with transformers' `from_pretrained`, and save the model's "
+                "`state_dict()` with safetensors (`save_pretrained` would write the old form again)."
+            )
+
+
+def _converted_name(name: str, transforms: list[Any]) -> str:
+    """What transformers would call a stored tensor, or the tensor it would merge it into."""
+    for transform in transforms:
+        name, _ = transform.rename_source_key(name)
+    return name
 
 
 def _listed(names: list[str]) -> str:

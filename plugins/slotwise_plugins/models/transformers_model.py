@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from slotwise.errors import ModelLoadError
 from slotwise.interfaces.attention import AttentionLayer
 from slotwise.interfaces.model import ForwardBatch, Model, ModelOutput, ModelSetup, ProgressCallback, Weights
-from slotwise_plugins.models.attention_bridge import HANDLER_ARGUMENT, IMPLEMENTATION_NAME, EngineAttention
+from slotwise_plugins.models.attention_bridge import HANDLER_ARGUMENT, IMPLEMENTATION_NAME, NOT_THROUGH_INTERFACE, EngineAttention
 from slotwise_plugins.models.attention_trace import trace_attention
 from slotwise_plugins.models.parameter_loading import ParameterLoader, materialize
 
@@ -58,7 +58,7 @@ class TransformersModel(Model):
 
 def _build_on_meta(setup: ModelSetup) -> Any:
     config = copy.deepcopy(setup.hf_config)
-    if getattr(config.get_text_config(), "attn_temperature_tuning", False):
+    if _scales_queries_by_place(config.get_text_config()):
         raise ModelLoadError(
             f"{type(config).__name__} scales queries by their place in the row (attn_temperature_tuning), which is not their position "
             "where requests are packed. It can be served only if it was made with attn_temperature_tuning false."
@@ -70,6 +70,11 @@ def _build_on_meta(setup: ModelSetup) -> Any:
             )
     except (ValueError, ImportError, AttributeError, TypeError, KeyError) as error:
         name = (getattr(config, "architectures", None) or [type(config).__name__])[0]
+        if isinstance(error, KeyError) and error.args == (IMPLEMENTATION_NAME,):  # a table of attention classes of the model's own
+            raise ModelLoadError(
+                f"{name} cannot be run by the `transformers` model component: {NOT_THROUGH_INTERFACE}. Use a model of another "
+                "architecture, or a model component made for this one."
+            ) from error
         raise ModelLoadError(
             f"transformers cannot build a causal language model for {name} ({type(error).__name__}: {error}). "
             "Check config.json, or install a transformers release that knows the architecture."
@@ -77,3 +82,11 @@ def _build_on_meta(setup: ModelSetup) -> Any:
     # A packed row has no padding; transformers would search each batch for padding tokens, and find real tokens of that id.
     model.config.pad_token_id = None
     return model.eval().requires_grad_(False)
+
+
+def _scales_queries_by_place(config: Any) -> bool:
+    """Whether a layer counts along the row instead of using positions: Llama 4's temperature tuning, in its layers without RoPE."""
+    if not getattr(config, "attn_temperature_tuning", False):
+        return False
+    uses_rope = getattr(config, "no_rope_layers", None)  # 1 for a layer with RoPE, whatever the name says
+    return not uses_rope or not all(uses_rope)

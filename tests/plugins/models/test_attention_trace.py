@@ -9,6 +9,17 @@ from slotwise.errors import ModelLoadError
 from slotwise.interfaces.model import ModelSetup
 from slotwise_plugins.models.transformers_model import TransformersModel
 
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+
 
 def layers_of(config):
     return TransformersModel(ModelSetup(hf_config=config, dtype="float32", device="cpu")).attention_layers
@@ -88,3 +99,35 @@ def test_opt_scales_its_queries_itself(configs):
 def test_models_that_cannot_be_served_are_refused_with_the_reason(make_config, reason):
     with pytest.raises(ModelLoadError, match=reason):
         layers_of(make_config())
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Falcon", "does not attend through transformers' attention interface"),
+        ("Nemotron", "does not attend through transformers' attention interface"),
+        ("Doge", "makes an attention mask of its own"),
+    ],
+)
+def test_models_that_bypass_the_interface_or_mask_are_told_so_plainly(name, reason):
+    config = getattr(transformers, f"{name}Config")(**SMALL)
+    with pytest.raises(ModelLoadError, match=reason) as error:
+        layers_of(config)
+    assert "Error:" not in str(error.value)
+
+
+def test_a_mask_argument_by_keyword_without_a_mask_is_served():
+    config = transformers.AfmoeConfig(**SMALL, head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16)
+    assert len(layers_of(config)) == 2
+
+
+@pytest.mark.parametrize(("uses_rope", "served"), [([1, 1], True), ([1, 0], False)])
+def test_llama4_temperature_tuning_is_refused_only_where_a_layer_uses_it(uses_rope, served):
+    config = transformers.Llama4TextConfig(
+        **SMALL, head_dim=8, intermediate_size_mlp=48, num_local_experts=2, attn_temperature_tuning=True, no_rope_layers=uses_rope
+    )
+    if served:
+        assert len(layers_of(config)) == 2
+    else:
+        with pytest.raises(ModelLoadError, match="attn_temperature_tuning"):
+            layers_of(config)

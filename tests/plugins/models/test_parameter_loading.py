@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 
 from slotwise.errors import WeightsError
 from slotwise.interfaces.model import ModelSetup, WeightsSetup
@@ -108,3 +110,42 @@ def test_save_and_load_keeps_tied_logits(tied, make_model, tensor_weights, harne
     again = make_model(config, weights=tensor_weights({name: tensor.clone() for name, tensor in model.model.state_dict().items()}))
     sequence = [[5, 6, 7, 8]]
     assert torch.equal(harness(model, backend_class).run(sequence, [9])[0], harness(again, backend_class).run(sequence, [9])[0])
+
+
+def test_a_checkpoint_with_experts_one_by_one_is_refused_for_its_form(make_model, tensor_weights):
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.MixtralConfig(**sizes, num_key_value_heads=1, num_local_experts=2)
+    tensors = {name: tensor for name, tensor in named_tensors(config).items() if ".experts." not in name}
+    expert = "model.layers.0.block_sparse_moe.experts.0.w1.weight"
+    with pytest.raises(WeightsError, match="does not convert") as error:
+        make_model(config, weights=tensor_weights(tensors | {expert: torch.ones(24, 16)}))
+    assert expert in str(error.value)
+    assert "download" not in str(error.value)
+
+
+def test_a_tensor_foreign_to_a_converted_architecture_is_still_left_over(make_model, tensor_weights):
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.MixtralConfig(**sizes, num_key_value_heads=1, num_local_experts=2)
+    foreign = {"model.layers.7.block_sparse_moe.experts.0.w1.weight": torch.ones(24, 16)}
+    with pytest.raises(WeightsError, match=r"not part of the model: model\.layers\.7"):
+        make_model(config, weights=tensor_weights(named_tensors(config) | foreign))
+
+
+def test_the_conversion_that_the_refusal_names_leads_to_a_model_that_loads(tmp_path, make_model, tensor_weights):
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.MixtralConfig(**sizes, num_key_value_heads=1, num_local_experts=2)
+    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match="does not convert"):
+        make_model(config, weights=tensor_weights(stored))
+    converted = transformers.MixtralForCausalLM.from_pretrained(tmp_path).state_dict()
+    loaded = make_model(config, weights=tensor_weights(converted)).model.state_dict()
+    assert all(torch.equal(loaded[name], tensor.float()) for name, tensor in converted.items())
+
+
+def test_gpt_neox_with_its_old_output_layer_is_refused_for_its_form(make_model, tensor_weights):
+    config = transformers.GPTNeoXConfig(vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2)
+    tensors = named_tensors(config)
+    tensors["embed_out.weight"] = tensors.pop("lm_head.weight")
+    with pytest.raises(WeightsError, match=r"embed_out\.weight.*does not convert"):
+        make_model(config, weights=tensor_weights(tensors))

@@ -128,8 +128,9 @@ def test_a_model_that_scales_queries_by_their_place_in_the_row_is_refused() -> N
     from transformers import Llama4TextConfig
 
     config = Llama4TextConfig(
-        num_hidden_layers=2, hidden_size=32, num_attention_heads=2, num_key_value_heads=1, attn_temperature_tuning=True
+        num_hidden_layers=4, hidden_size=32, num_attention_heads=2, num_key_value_heads=1, attn_temperature_tuning=True
     )
+    assert not all(config.no_rope_layers)  # those layers alone are scaled
     with pytest.raises(ModelLoadError, match="attn_temperature_tuning"):
         TransformersModel(ModelSetup(hf_config=config, dtype="float32", device="cpu"))
 
