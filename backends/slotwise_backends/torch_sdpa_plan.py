@@ -36,10 +36,6 @@ class PlanKey:
     explicit: bool
     """Scores are computed openly (soft cap, sinks, LSE): every request is tiled, so that scores stay small."""
 
-    @property
-    def is_narrowed(self) -> bool:
-        return self.sliding_window is not None or self.chunk_len is not None
-
     def first_key(self, position: int) -> int:
         """First key position that `position` sees."""
         first = 0

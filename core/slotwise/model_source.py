@@ -99,17 +99,7 @@ def _existing_path(source: str) -> Path | None:
 def _from_gguf(name: str, path: Path) -> ModelSource:
     from slotwise.gguf_metadata import derived_model_files
 
-    folder = derived_model_files(path)
-    return ModelSource(
-        name=name,
-        path=path,
-        kind="gguf",
-        hf_config=_read_config(folder),
-        weights_path=path,
-        weights_suffix=GGUF_SUFFIX,
-        tokenizer_path=folder,
-        eos_token_ids=_eos_token_ids(folder),
-    )
+    return _source(name, path, "gguf", derived_model_files(path), (path, GGUF_SUFFIX))
 
 
 def _from_directory(name: str, path: Path) -> ModelSource:
@@ -117,16 +107,22 @@ def _from_directory(name: str, path: Path) -> ModelSource:
         ggufs = sorted(path.glob(f"*{GGUF_SUFFIX}"))
         hint = f"give one of its files: {', '.join(str(file) for file in ggufs)}" if ggufs else "give the directory that holds it"
         raise ModelLoadError(f"Model directory {path} holds no config.json; {hint}.")
-    weights_path, suffix = _weight_files(path)
+    return _source(name, path, "directory", path, _weight_files(path))
+
+
+def _source(
+    name: str, path: Path, kind: Literal["directory", "gguf"], folder: Path, weights: tuple[Path | None, str | None]
+) -> ModelSource:
+    """`folder` holds config and tokenizer."""
     return ModelSource(
         name=name,
         path=path,
-        kind="directory",
-        hf_config=_read_config(path),
-        weights_path=weights_path,
-        weights_suffix=suffix,
-        tokenizer_path=path,
-        eos_token_ids=_eos_token_ids(path),
+        kind=kind,
+        hf_config=_read_config(folder),
+        weights_path=weights[0],
+        weights_suffix=weights[1],
+        tokenizer_path=folder,
+        eos_token_ids=_eos_token_ids(folder),
     )
 
 

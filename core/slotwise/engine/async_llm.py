@@ -3,57 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slotwise.config.engine_config import EngineConfig
-from slotwise.config.loading import LoadedConfig
 from slotwise.engine.chat_template import apply_chat_template
 from slotwise.engine.engine_core import EngineStats
 from slotwise.engine.engine_thread import EngineThread
-from slotwise.engine.front_end import FrontEnd, LoadProgress, build_front_end, resolve_config
+from slotwise.engine.front_end import FrontEndOwner
 from slotwise.engine.output_collector import RequestOutputCollector
 from slotwise.engine.outputs import EngineCoreOutput, RequestOutput
 from slotwise.engine.prompt_checks import Prompt
 from slotwise.errors import EngineDeadError
-from slotwise.interfaces.observer import ComponentInUse
 from slotwise.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 
-class AsyncLLM:
+class AsyncLLM(FrontEndOwner):
     """Arguments as for `LLM`. Belongs to the event loop in which the first request is made.
 
     Text is made on the event loop, tokens in the engine's thread. If a step raises, all requests end with EngineDeadError and `is_alive`
     becomes False.
     """
 
-    def __init__(
-        self,
-        model: str | None = None,
-        *,
-        config: str | os.PathLike[str] | LoadedConfig | EngineConfig | None = None,
-        progress: LoadProgress | None = None,
-        **overrides: Any,
-    ) -> None:
-        self._set_up(build_front_end(resolve_config(model, config, overrides), progress))
-
-    @classmethod
-    def from_front_end(cls, front_end: FrontEnd) -> AsyncLLM:
-        """Around an engine that was built by hand (`engine.front_end.front_end_of`)."""
-        llm = cls.__new__(cls)
-        llm._set_up(front_end)
-        return llm
-
-    def _set_up(self, front_end: FrontEnd) -> None:
-        self.front_end = front_end
-        self._output_processor = front_end.output_processor
+    def _set_up(self) -> None:
+        self._output_processor = self.front_end.output_processor
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = EngineThread(
-            front_end.core,
+            self.front_end.core,
             on_outputs=lambda outputs: self._on_loop(self._process, outputs),
             on_refused=lambda request_id, error: self._on_loop(self._refuse, request_id, error),
             on_death=lambda error: self._on_loop(self._die, error),
@@ -61,23 +39,6 @@ class AsyncLLM:
         self._thread.start()
 
     # -- facts ---------------------------------------------------------------------------------------------------------
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        return self.front_end.tokenizer
-
-    @property
-    def model_name(self) -> str:
-        return self.front_end.model_name
-
-    @property
-    def max_model_len(self) -> int:
-        return self.front_end.max_model_len
-
-    @property
-    def components(self) -> Sequence[ComponentInUse]:
-        """Which component fills each slot."""
-        return self.front_end.components
 
     @property
     def is_alive(self) -> bool:

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from slotwise.interfaces.kv_cache import NULL_BLOCK_ID
 
-PADDING_SLOT = -1
-
 
 class BlockTable:
     """Row -> block ids of one KV group, kept on the CPU and changed by difference."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from slotwise.config.engine_config import EngineConfig
 from slotwise.config.loading import LoadedConfig, load_config
@@ -111,3 +112,49 @@ def front_end_of(plan: EnginePlan, progress: LoadProgress | None = None, *, load
         eos_token_ids=model_plan.source.eos_token_ids,
     )
     return FrontEnd(plan=plan, core=core, tokenizer=tokenizer, input_processor=input_processor, output_processor=OutputProcessor(tokenizer))
+
+
+class FrontEndOwner(ABC):
+    """What `LLM` and `AsyncLLM` have in common: how they are made, and the facts of their engine."""
+
+    front_end: FrontEnd
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: str | os.PathLike[str] | LoadedConfig | EngineConfig | None = None,
+        progress: LoadProgress | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.front_end = build_front_end(resolve_config(model, config, overrides), progress)
+        self._set_up()
+
+    @classmethod
+    def from_front_end(cls, front_end: FrontEnd) -> Self:
+        """Around an engine that was built by hand (`front_end_of`)."""
+        owner = cls.__new__(cls)
+        owner.front_end = front_end
+        owner._set_up()
+        return owner
+
+    @abstractmethod
+    def _set_up(self) -> None:
+        """Called once, when `front_end` is there."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        return self.front_end.tokenizer
+
+    @property
+    def model_name(self) -> str:
+        return self.front_end.model_name
+
+    @property
+    def max_model_len(self) -> int:
+        return self.front_end.max_model_len
+
+    @property
+    def components(self) -> Sequence[ComponentInUse]:
+        """Which component fills each slot."""
+        return self.front_end.components

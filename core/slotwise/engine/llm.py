@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from slotwise.config.engine_config import EngineConfig
-from slotwise.config.loading import LoadedConfig
 from slotwise.engine.chat_template import apply_chat_template
-from slotwise.engine.front_end import FrontEnd, LoadProgress, build_front_end, resolve_config
+from slotwise.engine.front_end import FrontEndOwner
 from slotwise.engine.llm_engine import LLMEngine
 from slotwise.engine.outputs import RequestOutput
 from slotwise.engine.progress import progress_bar
 from slotwise.engine.prompt_checks import Prompt
 from slotwise.errors import InvalidRequestError
-from slotwise.interfaces.observer import ComponentInUse
 from slotwise.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -26,7 +22,7 @@ if TYPE_CHECKING:
 Messages = Sequence[Mapping[str, Any]]
 
 
-class LLM:
+class LLM(FrontEndOwner):
     """A model and the engine around it, in this process. For one thread: calls from several must take turns.
 
     model: a directory, a .gguf file or a known name (`slotwise models`). config: a file, or a loaded configuration. overrides: settings by
@@ -35,47 +31,12 @@ class LLM:
     ModelLoadError before anything runs.
     """
 
-    def __init__(
-        self,
-        model: str | None = None,
-        *,
-        config: str | os.PathLike[str] | LoadedConfig | EngineConfig | None = None,
-        progress: LoadProgress | None = None,
-        **overrides: Any,
-    ) -> None:
-        self._set_up(build_front_end(resolve_config(model, config, overrides), progress))
-
-    @classmethod
-    def from_front_end(cls, front_end: FrontEnd) -> LLM:
-        """Around an engine that was built by hand (`engine.front_end.front_end_of`)."""
-        llm = cls.__new__(cls)
-        llm._set_up(front_end)
-        return llm
-
-    def _set_up(self, front_end: FrontEnd) -> None:
-        self.front_end = front_end
-        self.engine = LLMEngine(front_end)
+    def _set_up(self) -> None:
+        self.engine = LLMEngine(self.front_end)
         self._request_ids = itertools.count()
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        return self.front_end.tokenizer
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase | None:
         return self.front_end.tokenizer
-
-    @property
-    def model_name(self) -> str:
-        return self.front_end.model_name
-
-    @property
-    def max_model_len(self) -> int:
-        return self.front_end.max_model_len
-
-    @property
-    def components(self) -> Sequence[ComponentInUse]:
-        """Which component fills each slot."""
-        return self.front_end.components
 
     def generate(
         self,

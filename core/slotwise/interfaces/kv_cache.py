@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
@@ -226,18 +226,6 @@ class AllBlocksCleared:
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 """What `take_events` yields."""
-
-
-@dataclass(kw_only=True, slots=True)
-class KVUsage:
-    """Occupancy of the pool, the null block not counted."""
-
-    num_blocks: int
-    """Usable blocks."""
-    num_free_blocks: int
-    """Blocks an allocation could take now."""
-    stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
-    """Prefix cache statistics of the interval."""
 
 
 class KVCacheManager(ABC):
