@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import torch
 
 from slotwise.interfaces.attention import (
+    CROSS,
+    ENCODER,
+    ENCODER_ONLY,
     AttentionBackend,
     AttentionCall,
     AttentionLayer,
@@ -36,11 +39,16 @@ class RequestRows:
     query_end: int
     seq_len: int
     """Cached and new tokens; query row i has position seq_len - (query_end - i)."""
+    encoder_seq_len: int
+    """Positions of its encoder's sequence."""
     blocks: torch.Tensor
     """[max_blocks] int32."""
     causal: bool
     custom_mask: torch.Tensor | None
     """[query_len, seq_len] bool, True = visible; replaces the causal rule."""
+    num_ranks: int
+    """Ranks that share the sequence; position p is held by rank p % num_ranks, as its p // num_ranks-th."""
+    rank: int
 
 
 class ReferenceAttention(AttentionBackend):
@@ -57,6 +65,7 @@ class ReferenceAttention(AttentionBackend):
         """One record per request that has query tokens."""
         common = request.common
         starts, seq_lens = common.query_start_loc.tolist(), common.seq_lens.tolist()
+        encoder_seq_lens = seq_lens if common.encoder_seq_lens is None else common.encoder_seq_lens.tolist()
         rows, mask_offset = [], 0
         for index in range(common.num_reqs):
             query_len, seq_len = starts[index + 1] - starts[index], seq_lens[index]
@@ -67,9 +76,12 @@ class ReferenceAttention(AttentionBackend):
                     query_start=starts[index],
                     query_end=starts[index + 1],
                     seq_len=seq_len,
+                    encoder_seq_len=encoder_seq_lens[index],
                     blocks=common.block_table[index],
                     causal=_is_causal(common, index),
                     custom_mask=_unpack_mask(common, mask_offset, query_len, seq_len),
+                    num_ranks=common.context_parallel_size,
+                    rank=common.context_parallel_rank,
                 )
             )
             mask_offset += query_len * seq_len
@@ -93,19 +105,30 @@ class ReferenceAttention(AttentionBackend):
         k, v = self._gather(call, rows, keys)
         distance = (positions[:, None] - keys[None, :]).abs()
         scores = self._scores(call, call.query[tile], k, distance).masked_fill(~visible[:, keys], -math.inf)
-        weights, lse = _softmax(scores, call.sinks)
+        weights, lse = _softmax(scores, call.sinks if rows.rank == 0 else None)
         call.output[tile] = torch.einsum("hqk,khd->qhd", weights, v).to(call.output.dtype)
         if call.lse is not None:
             call.lse[tile] = lse.transpose(0, 1).to(call.lse.dtype)
 
     def _gather(self, call: AttentionCall, rows: RequestRows, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V [num_keys, num_heads, head_dim] of the key positions that some row sees; no other slot or block is touched."""
-        block_size = self.setup.block_size
-        blocks, offsets = rows.blocks[keys // block_size].long(), keys % block_size
+        """K and V [num_keys, num_heads, ...] of the key positions that some row sees; no other slot or block is touched."""
+        k, v = self._of_this_step(call, rows, keys) if _is_encoder(call.layer) else self._cached(call, rows, keys)
         group_size = call.layer.num_heads // call.layer.num_kv_heads
-        k = call.kv_cache[blocks, 0, offsets].to(self.compute_dtype) * call.k_scale
-        v = call.kv_cache[blocks, 1, offsets].to(self.compute_dtype) * call.v_scale
         return k.repeat_interleave(group_size, dim=1), v.repeat_interleave(group_size, dim=1)
+
+    def _of_this_step(self, call: AttentionCall, rows: RequestRows, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert call.key is not None and call.value is not None  # encoders bring them
+        tokens = rows.query_start + keys
+        return call.key[tokens].to(self.compute_dtype), call.value[tokens].to(self.compute_dtype)
+
+    def _cached(self, call: AttentionCall, rows: RequestRows, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        held = keys // rows.num_ranks
+        blocks, offsets = rows.blocks[held // self.setup.block_size].long(), held % self.setup.block_size
+        if call.layer.is_mla:
+            latents = call.kv_cache[blocks, offsets].to(self.compute_dtype)[:, None] * call.k_scale
+            return latents, latents[..., : call.layer.value_dim]
+        k = call.kv_cache[blocks, 0, offsets].to(self.compute_dtype) * call.k_scale
+        return k, call.kv_cache[blocks, 1, offsets].to(self.compute_dtype) * call.v_scale
 
     def _scores(self, call: AttentionCall, query: torch.Tensor, k: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
         """[num_heads, num_rows, num_keys], unmasked."""
@@ -119,10 +142,13 @@ class ReferenceAttention(AttentionBackend):
 
 
 def visible_keys(layer: AttentionLayer, rows: RequestRows, positions: torch.Tensor) -> torch.Tensor:
-    """[num_rows, seq_len] bool: may the row at `positions[i]` see key position j?
+    """[num_rows, num_keys] bool: may the row at `positions[i]` see key position j?
 
-    A row that is not causal, or has a custom mask, sees to both sides; window and chunk then limit both sides alike.
+    A row that is not causal, or has a custom mask, sees to both sides; window and chunk then limit both sides alike. Cross attention sees
+    the whole other sequence. Of what is visible, a rank of several reads the positions it holds.
     """
+    if layer.attention_type == CROSS:
+        return torch.ones(positions.numel(), rows.encoder_seq_len, dtype=torch.bool, device=positions.device)
     keys = torch.arange(rows.seq_len, device=positions.device)[None, :]
     queries = positions[:, None]
     if rows.custom_mask is not None:
@@ -136,7 +162,11 @@ def visible_keys(layer: AttentionLayer, rows: RequestRows, positions: torch.Tens
         visible &= (queries - keys).abs() < layer.sliding_window
     if layer.chunk_len is not None:
         visible &= queries // layer.chunk_len == keys // layer.chunk_len
-    return visible
+    return visible & (keys % rows.num_ranks == rows.rank)
+
+
+def _is_encoder(layer: AttentionLayer) -> bool:
+    return layer.attention_type in (ENCODER, ENCODER_ONLY)
 
 
 def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,9 +1,9 @@
 """The standard KV layouts: their shapes, their allocation, writing into them, and agreeing on one.
 
 Every cache is seen through its logical shape [num_blocks, 2, block_size, num_kv_heads, head_dim] (index 0 = K, 1 = V); `nhd` and `hnd`
-differ in strides alone, so code that indexes logically serves both.
+differ in strides alone, so code that indexes logically serves both. The `latent` cache of an MLA layer is [num_blocks, block_size, head_dim].
 
-What this file does not know: which blocks belong to whom, quantised storage formats, attention.
+What this file does not know: which blocks belong to whom, attention.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from slotwise.errors import ResolutionError
-from slotwise.interfaces.attention import HND, NHD, STANDARD_KV_LAYOUTS, KVCacheLayout, KVLayoutRequest, KVWrite
+from slotwise.interfaces.attention import HND, LATENT, NHD, STANDARD_KV_LAYOUTS, KVCacheLayout, KVLayoutRequest, KVWrite
 
-_STRIDE_ORDERS = {NHD: (0, 1, 2, 3, 4), HND: (0, 1, 3, 2, 4)}
+_STRIDE_ORDERS = {NHD: (0, 1, 2, 3, 4), HND: (0, 1, 3, 2, 4), LATENT: (0, 1, 2)}
 
 
 def standard_layout(request: KVLayoutRequest) -> KVCacheLayout:
@@ -30,9 +30,11 @@ def standard_layout(request: KVLayoutRequest) -> KVCacheLayout:
             f"KV layout {request.name!r} is not a standard one; standard are {', '.join(STANDARD_KV_LAYOUTS)}. "
             "The backend that offers it must override kv_cache_layout."
         )
+    is_latent = request.name == LATENT
+    inner = (request.block_size, request.head_dim) if is_latent else (2, request.block_size, request.num_kv_heads, request.head_dim)
     return KVCacheLayout(
         name=request.name,
-        shape=(request.num_blocks, 2, request.block_size, request.num_kv_heads, request.head_dim),
+        shape=(request.num_blocks, *inner),
         stride_order=_STRIDE_ORDERS[request.name],
         dtype=request.dtype,
     )
@@ -55,23 +57,39 @@ def allocate(layout: KVCacheLayout, device: str | torch.device) -> torch.Tensor:
 
 
 def write_standard_kv(write: KVWrite) -> None:
-    """Put K and V of each token into its slot, in place; slots of -1 are not written.
-
-    Values are divided by `k_scale` and `v_scale` and cast to the cache's dtype. Two tokens never share a slot.
-    """
-    slots, key, value = write.slot_mapping, write.key, write.value
+    """Put K and V of each token into its slot, in place, as `KVWrite` says; slots of -1 are not written. Two tokens never share a slot."""
+    slots, kept = write.slot_mapping, None
     is_padding = slots < 0
     if bool(is_padding.any()):
         kept = (~is_padding).nonzero().squeeze(1)
-        slots, key, value = slots[kept], key[kept], value[kept]
-    block_size = write.kv_cache.shape[2]
-    blocks, offsets = torch.div(slots, block_size, rounding_mode="floor"), slots % block_size
-    write.kv_cache[:, 0].index_put_((blocks, offsets), _stored(key, write.k_scale, write.kv_cache.dtype))
-    write.kv_cache[:, 1].index_put_((blocks, offsets), _stored(value, write.v_scale, write.kv_cache.dtype))
+        slots = slots[kept]
+    cache = write.kv_cache
+    block_size = cache.shape[1 if write.layer.is_mla else 2]
+    where = (torch.div(slots, block_size, rounding_mode="floor"), slots % block_size)
+    if write.layer.is_mla:
+        _put(cache, where, write.key.squeeze(1), kept, write.k_scale)
+        return
+    assert write.value is not None  # only MLA layers have none
+    _put(cache[:, 0], where, write.key, kept, write.k_scale)
+    _put(cache[:, 1], where, write.value, kept, write.v_scale)
 
 
-def _stored(tensor: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    return (tensor if scale == 1.0 else tensor / scale).to(dtype)
+def _put(
+    cache: torch.Tensor, where: tuple[torch.Tensor, torch.Tensor], rows: torch.Tensor, kept: torch.Tensor | None, scale: float
+) -> None:
+    cache.index_put_(where, stored(rows if kept is None else rows[kept], scale, cache.dtype))
+
+
+def stored(tensor: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """`tensor / scale` in the cache's dtype: rounded to nearest even and clamped where the dtype is a quantised one."""
+    if scale != 1.0:
+        tensor = tensor.float() / scale
+    if dtype == torch.int8:
+        return tensor.float().round().clamp(-127, 127).to(dtype)
+    if dtype.itemsize == 1:
+        largest = torch.finfo(dtype).max
+        return tensor.float().clamp(-largest, largest).to(dtype)
+    return tensor.to(dtype)
 
 
 def negotiate_layout(accepted: Iterable[Sequence[str]]) -> str | None:

@@ -35,11 +35,25 @@ DECODE = "decode"
 PHASES = (PREFILL, DECODE)
 """Phases of a row that may be served by different backends (`[attention.per_phase]`)."""
 
+DECODER = "decoder"
+"""Attention type: a row sees the cached positions of its own sequence."""
+ENCODER = "encoder"
+"""Attention type: a row is a whole sequence and sees this step's `key` and `value` of that row, to both sides unless the layer is causal;
+nothing is cached, `kv_cache` holds nothing and `write_kv` is not called."""
+ENCODER_ONLY = "encoder_only"
+"""As `encoder`, in a model that has no decoder."""
+CROSS = "cross"
+"""Attention type: a row sees all of its encoder's positions 0 .. encoder_seq_len - 1, which the cache holds, wherever the row stands."""
+ATTENTION_TYPES = (DECODER, ENCODER, ENCODER_ONLY, CROSS)
+"""Where the keys of a layer come from (`AttentionLayer.attention_type`)."""
+
 NHD = "nhd"
 """Layout name: tokens of a block outside, heads inside."""
 HND = "hnd"
 """Layout name: heads outside, tokens of a block inside."""
-STANDARD_KV_LAYOUTS = (NHD, HND)
+LATENT = "latent"
+"""Layout name of MLA layers: one row of `head_dim` elements per token, for K and V together."""
+STANDARD_KV_LAYOUTS = (NHD, HND, LATENT)
 """Layouts every part of the engine understands; see `KVCacheLayout`. Any other name is private to the backends that offer it."""
 
 
@@ -80,11 +94,12 @@ class AttentionCapabilities:
     block_size_multiple_of: int = 1
     """A block size must be a multiple of it."""
     kv_layouts: tuple[str, ...] = (NHD,)
-    """Accepted KV layouts, best first. Backends that share a KV group must agree on one."""
+    """Accepted KV layouts, best first. Backends that share a KV group must agree on one. MLA layers always have `latent`, which is not
+    listed here."""
     layer_kinds: tuple[str, ...] = (FULL,)
     """Of `LAYER_KINDS`."""
-    attention_types: tuple[str, ...] = ("decoder",)
-    """Of `decoder`, `encoder`, `encoder_only`, `cross`."""
+    attention_types: tuple[str, ...] = (DECODER,)
+    """Of `ATTENTION_TYPES`."""
     logits_soft_cap: bool = False
     """Honours `AttentionLayer.logits_soft_cap`."""
     alibi: bool = False
@@ -94,7 +109,10 @@ class AttentionCapabilities:
     non_causal: bool = False
     """Honours `CommonAttentionMetadata.causal` where it is not plainly True."""
     mla: bool = False
-    """Serves layers whose cache holds a compressed latent instead of K and V (multi-head latent attention)."""
+    """Serves layers whose cache holds a compressed latent instead of K and V (multi-head latent attention), see
+    `AttentionLayer.latent_value_dim`. The limits on head dimensions do not apply to them."""
+    mla_dims: tuple[tuple[int, int], ...] | None = None
+    """The only pairs (`head_dim`, `latent_value_dim`) of MLA layers it accepts."""
     custom_mask: bool = False
     """Tree masks for speculation and bidirectional spans (`CommonAttentionMetadata.custom_mask`)."""
     kv_sharing: bool = True
@@ -102,17 +120,21 @@ class AttentionCapabilities:
     lse: bool = False
     """Can return the log-sum-exp of the scores, natural logarithm."""
     cascade: bool = False
-    """Can use `MetadataRequest.common_prefix_len > 0`."""
+    """Gains from `MetadataRequest.common_prefix_len > 0`; without the claim it is always 0."""
     fused_kv_write: bool = False
     """`forward` writes K and V itself; the engine then does not call `write_kv`."""
     context_parallel: bool = False
     """Can attend to a cache of which this rank holds a part (`CommonAttentionMetadata.context_parallel_seq_lens`)."""
     batch_invariant: bool = False
-    """The result of a row is bit-equal whatever the other rows are."""
+    """The result of a row is bit-equal whatever the other rows are and however its sequence was cut into steps, if
+    `AttentionSetup.batch_invariant` asks for it."""
     graph_support: GraphSupport = GraphSupport.NEVER
     """What a device graph may replay of it."""
     compute_capability: tuple[tuple[int, int], tuple[int, int] | None] | None = None
     """CUDA devices only: lowest and highest (major, minor), the highest open if None."""
+    not_together: tuple[tuple[str, ...], ...] = ()
+    """Combinations that it does not serve on one layer, each a tuple of what it does serve alone: names of boolean capabilities, layer
+    kinds, attention types, KV dtypes. `(("sinks", "alibi"),)`."""
     preference: Mapping[str, int] = field(default_factory=dict)
     """Device type -> rank for `use = "auto"`, higher wins, absent = never chosen by `auto`. Ties are broken by name."""
 
@@ -130,7 +152,7 @@ class AttentionLayer:
     num_kv_heads: int
     """`num_heads` is a multiple of it; query head h reads KV head h // (num_heads // num_kv_heads)."""
     head_dim: int
-    """Elements of one head of query, key and value."""
+    """Elements of one head of query and key, and of value unless the layer is MLA."""
     scale: float
     """Factor of q.k before soft cap and mask."""
     kind: str = FULL
@@ -145,12 +167,26 @@ class AttentionLayer:
     """Calls bring `alibi_slopes`."""
     has_sinks: bool = False
     """Calls bring `sinks`."""
-    attention_type: str = "decoder"
-    """Of `decoder`, `encoder`, `encoder_only`, `cross`."""
+    attention_type: str = DECODER
+    """Of `ATTENTION_TYPES`."""
     causal: bool = True
     """False for a layer whose tokens see later ones too."""
     kv_sharing_target: str | None = None
     """Name of the layer whose cache this one reads, writing none of its own."""
+    latent_value_dim: int | None = None
+    """Multi-head latent attention in absorbed form: the cache holds one latent row of `head_dim` elements per token (layout `latent`,
+    num_kv_heads 1) that is K, and whose first `latent_value_dim` elements are V. `key` is [num_tokens, 1, head_dim], `value` is None.
+    Source: DeepSeek-V2, section 2.1, with the up-projections absorbed into query and output."""
+
+    @property
+    def is_mla(self) -> bool:
+        """The cache holds latents."""
+        return self.latent_value_dim is not None
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of one head of value and output."""
+        return self.head_dim if self.latent_value_dim is None else self.latent_value_dim
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,12 +194,12 @@ class KVCacheLayout:
     """How the KV cache of one layer lies in memory.
 
     The standard layouts have the logical shape [num_blocks, 2, block_size, num_kv_heads, head_dim] (index 0 = K, 1 = V);
-    `nhd` is contiguous in that order, `hnd` in the order [num_blocks, 2, num_kv_heads, block_size, head_dim]. A private layout
-    has the shape its backend gives.
+    `nhd` is contiguous in that order, `hnd` in the order [num_blocks, 2, num_kv_heads, block_size, head_dim]. `latent` is
+    [num_blocks, block_size, head_dim], contiguous. A private layout has the shape its backend gives.
     """
 
     name: str
-    """`nhd`, `hnd`, or the private name a backend offers."""
+    """`nhd`, `hnd`, `latent`, or the private name a backend offers."""
     shape: tuple[int, ...]
     """Logical shape, dimension 0 is num_blocks."""
     stride_order: tuple[int, ...]
@@ -212,6 +248,8 @@ class AttentionSetup:
     """Most tokens of a step."""
     max_model_len: int
     """Longest sequence, in tokens."""
+    batch_invariant: bool = False
+    """Results must not depend on the other rows of the batch, at whatever cost; only if `capabilities.batch_invariant`."""
     options: BaseModel | None = None
     """The component's validated options model, or None if it declares none."""
 
@@ -255,11 +293,19 @@ class CommonAttentionMetadata:
     causal: bool | torch.Tensor = True
     """A bool, or [num_reqs] bool."""
     custom_mask: torch.Tensor | None = None
-    """Packed per row [query_len, seq_len] bool, True = visible; replaces the causal rule where given."""
+    """Flat bool, device: row after row, [query_len, seq_len] each, True = visible. Replaces the causal rule of every row; window and chunk
+    still limit, to both sides alike. Bidirectional spans of a prefix or an image, and trees of drafts, are such masks."""
     encoder_seq_lens: torch.Tensor | None = None
-    """[num_reqs] int32, lengths of the encoder's sequences; cross attention only."""
+    """[num_reqs] int32, device, lengths of the encoder's sequences; cross attention only. `block_table` and `slot_mapping` are then those
+    of the encoder's positions."""
     context_parallel_seq_lens: torch.Tensor | None = None
-    """[num_reqs] int32, the part of `seq_lens` that this rank holds; context parallelism only."""
+    """[num_reqs] int32, device, how many of the `seq_lens` positions this rank holds; context parallelism only. The rank holds the positions
+    p with p % context_parallel_size == context_parallel_rank; `block_table` counts them alone, as p // context_parallel_size. The result is
+    the attention to these keys, to be merged with the other ranks' by LSE; a sink belongs to rank 0."""
+    context_parallel_size: int = 1
+    """Ranks that share each sequence."""
+    context_parallel_rank: int = 0
+    """This rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,19 +319,23 @@ class MetadataRequest:
     fast_build: bool = False
     """The metadata serves few layers (a draft step): skip costly planning."""
     for_graph_capture: bool = False
-    """The metadata will be captured: its tensors must live in buffers that later steps overwrite."""
+    """The metadata is captured by a device graph, or refreshes one that was: its tensors live in buffers that the next such call with the
+    same number of rows and tokens overwrites. A graph that captured `forward` with the first metadata then computes the later step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVWrite:
-    """Argument of `AttentionBackend.write_kv`: put each token's K and V into its slot."""
+    """Argument of `AttentionBackend.write_kv`: put each token's K and V into its slot.
+
+    Quantised caches store x / scale, rounded to nearest even, clamped to the largest finite value of the storage dtype (int8: -127 .. 127).
+    """
 
     layer: AttentionLayer
     """The layer being written."""
     key: torch.Tensor
     """[num_tokens, num_kv_heads, head_dim], the model's dtype; may be a strided view."""
-    value: torch.Tensor
-    """Like `key`."""
+    value: torch.Tensor | None
+    """Like `key`; None for MLA layers, whose rows are written whole with `k_scale`."""
     kv_cache: torch.Tensor
     """The layer's cache in the agreed layout; written in place."""
     slot_mapping: torch.Tensor
@@ -305,22 +355,24 @@ class AttentionCall:
     query: torch.Tensor
     """[num_tokens, num_heads, head_dim], after rotary embedding; may be a strided view."""
     key: torch.Tensor | None
-    """[num_tokens, num_kv_heads, head_dim] of this step's tokens; None for a layer that shares another's KV."""
+    """[num_tokens, num_kv_heads, head_dim] of this step's tokens; None for a layer that shares another's KV, and for cross attention
+    once the encoder's are cached. May be a strided view."""
     value: torch.Tensor | None
-    """Like `key`."""
+    """Like `key`; None for MLA layers too."""
     kv_cache: torch.Tensor
     """The layer's cache in the agreed layout, this step's K and V already in it unless the backend fuses the write."""
     metadata: Any
     """What `build_metadata` returned for this step; None while the engine measures memory: then fill `output` with zeros."""
     output: torch.Tensor
-    """[num_tokens, num_heads, head_dim], the model's dtype, contiguous; every row must be written."""
+    """[num_tokens, num_heads, value_dim], the model's dtype, contiguous; every row must be written."""
     lse: torch.Tensor | None = None
     """[num_tokens, num_heads] float32 to be filled with the natural-log log-sum-exp (-inf for rows that see no key), where
-    wanted; only if `capabilities.lse`."""
+    wanted; only if `capabilities.lse`. A sink counts in it."""
     sinks: torch.Tensor | None = None
-    """[num_heads] float32 logits that join each softmax's denominator once; neither scaled nor capped."""
+    """[num_heads] float32 logits that join each softmax's denominator once; neither scaled nor capped. A row that sees no key stays 0."""
     alibi_slopes: torch.Tensor | None = None
-    """[num_heads] float32."""
+    """[num_heads] float32; slope * |key position - query position| is subtracted from each score, after scale and soft cap, before the
+    mask. Source: Press et al. 2021, section 3."""
     k_scale: float = 1.0
     """Stored K times it is K."""
     v_scale: float = 1.0
@@ -368,5 +420,6 @@ class AttentionBackend(ABC):
         return standard_layout(request)
 
     def update_block_table(self, metadata: Any, block_table: torch.Tensor, slot_mapping: torch.Tensor) -> Any | None:
-        """Metadata of another KV group that differs only in these two tensors, or None if it must be built anew."""
+        """Metadata of another KV group that differs only in these two tensors, or None if it must be built anew. Called instead of
+        `build_metadata` where an instance with an equal setup, layers apart, has built `metadata` in this step; must leave it as it is."""
         return None

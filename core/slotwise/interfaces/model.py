@@ -34,11 +34,13 @@ class AttentionContext(Protocol):
         value: torch.Tensor | None,
         *,
         sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention of one layer over its cache. Called once per attention layer and forward.
 
         query: [num_tokens, num_heads, head_dim]; key, value: [num_tokens, num_kv_heads, head_dim], None when the layer shares another's
-        KV. Returns [num_tokens, num_heads, head_dim], contiguous.
+        KV; for MLA layers key is [num_tokens, 1, head_dim] and value None. sinks, alibi_slopes: [num_heads] float32.
+        Returns [num_tokens, num_heads, value_dim], contiguous.
         """
 
 

@@ -9,16 +9,24 @@ from __future__ import annotations
 from typing import Final
 
 CONTRACT_VERSIONS: Final[dict[str, str]] = {
-    "attention": "1.0",
+    "attention": "1.1",
     "scheduler": "1.0",
     "kv_cache": "1.0",
     "eviction": "1.0",
     "sampler": "1.0",
-    "model": "1.0",
+    "model": "1.1",
     "weights": "1.0",
     "observer": "1.0",
 }
 """Slot -> `major.minor` of the contract this core speaks. The keys are the slots of this version."""
 
-CONTRACT_CHANGES: Final[dict[str, dict[str, str]]] = {slot: {"1.0": "first version"} for slot in CONTRACT_VERSIONS}
+CONTRACT_CHANGES: Final[dict[str, dict[str, str]]] = {
+    **{slot: {"1.0": "first version"} for slot in CONTRACT_VERSIONS},
+    "attention": {
+        "1.0": "first version",
+        "1.1": "adds MLA layers (latent_value_dim), encoder and cross attention, context-parallel rank and size, batch_invariant in the "
+        "setup, combinations a backend refuses (not_together)",
+    },
+    "model": {"1.0": "first version", "1.1": "AttentionContext.attend takes alibi_slopes"},
+}
 """Slot -> version -> one line on what changed; quoted when a component's range does not include `CONTRACT_VERSIONS`."""
