@@ -28,7 +28,7 @@ from slotwise.interfaces.attention import (
 from slotwise_backends.reference_capabilities import CAPABILITIES, ReferenceOptions
 
 QUERY_TILE = 256
-"""Query rows computed at once; bounds the memory of the scores."""
+"""Query rows computed at once; bounds the memory of the scores. One where results must not depend on what else is computed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,7 @@ class RequestRows:
 
 
 class ReferenceAttention(AttentionBackend):
-    """Attention in the plainest form. A row's result does not depend on the other rows, bit for bit."""
+    """Attention in the plainest form."""
 
     capabilities = CAPABILITIES
 
@@ -60,6 +60,7 @@ class ReferenceAttention(AttentionBackend):
         super().__init__(setup)
         options = setup.options if isinstance(setup.options, ReferenceOptions) else ReferenceOptions()
         self.compute_dtype: torch.dtype = getattr(torch, options.compute_dtype)
+        self.query_tile = 1 if setup.batch_invariant else QUERY_TILE
 
     def build_metadata(self, request: MetadataRequest) -> tuple[RequestRows, ...]:
         """One record per request that has query tokens."""
@@ -92,8 +93,8 @@ class ReferenceAttention(AttentionBackend):
         if call.lse is not None:
             call.lse.fill_(-math.inf)
         for rows in call.metadata or ():
-            for first in range(rows.query_start, rows.query_end, QUERY_TILE):
-                self._attend(call, rows, slice(first, min(first + QUERY_TILE, rows.query_end)))
+            for first in range(rows.query_start, rows.query_end, self.query_tile):
+                self._attend(call, rows, slice(first, min(first + self.query_tile, rows.query_end)))
 
     def _attend(self, call: AttentionCall, rows: RequestRows, tile: slice) -> None:
         first_position = rows.seq_len - rows.query_end
@@ -117,7 +118,8 @@ class ReferenceAttention(AttentionBackend):
         return k.repeat_interleave(group_size, dim=1), v.repeat_interleave(group_size, dim=1)
 
     def _of_this_step(self, call: AttentionCall, rows: RequestRows, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        assert call.key is not None and call.value is not None  # encoders bring them
+        assert call.key is not None  # encoders bring them
+        assert call.value is not None
         tokens = rows.query_start + keys
         return call.key[tokens].to(self.compute_dtype), call.value[tokens].to(self.compute_dtype)
 

@@ -1,7 +1,7 @@
 """The standard KV layouts: their shapes, their allocation, writing into them, and agreeing on one.
 
 Every cache is seen through its logical shape [num_blocks, 2, block_size, num_kv_heads, head_dim] (index 0 = K, 1 = V); `nhd` and `hnd`
-differ in strides alone, so code that indexes logically serves both. The `latent` cache of an MLA layer is [num_blocks, block_size, head_dim].
+differ in strides alone, so code that indexes logically serves both. MLA layers have `latent` caches [num_blocks, block_size, head_dim].
 
 What this file does not know: which blocks belong to whom, attention.
 """

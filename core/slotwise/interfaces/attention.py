@@ -299,9 +299,9 @@ class CommonAttentionMetadata:
     """[num_reqs] int32, device, lengths of the encoder's sequences; cross attention only. `block_table` and `slot_mapping` are then those
     of the encoder's positions."""
     context_parallel_seq_lens: torch.Tensor | None = None
-    """[num_reqs] int32, device, how many of the `seq_lens` positions this rank holds; context parallelism only. The rank holds the positions
-    p with p % context_parallel_size == context_parallel_rank; `block_table` counts them alone, as p // context_parallel_size. The result is
-    the attention to these keys, to be merged with the other ranks' by LSE; a sink belongs to rank 0."""
+    """[num_reqs] int32, device, how many of the `seq_lens` positions this rank holds; context parallelism only. Those are the positions
+    p with p % context_parallel_size == context_parallel_rank; `block_table` counts them alone, as p // context_parallel_size. The result
+    is the attention to these keys, to be merged with the other ranks' by LSE; a sink belongs to rank 0."""
     context_parallel_size: int = 1
     """Ranks that share each sequence."""
     context_parallel_rank: int = 0

@@ -15,18 +15,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from slotwise.testing.attention import AttentionConformance
     from slotwise.testing.kv_cache import KVCacheManagerConformance
     from slotwise.testing.scheduler import SchedulerPolicyConformance
     from slotwise.testing.verdicts import ConformanceError, NotClaimedError
 
 _HOMES = {
+    "AttentionConformance": "slotwise.testing.attention",
     "ConformanceError": "slotwise.testing.verdicts",
     "KVCacheManagerConformance": "slotwise.testing.kv_cache",
     "NotClaimedError": "slotwise.testing.verdicts",
     "SchedulerPolicyConformance": "slotwise.testing.scheduler",
 }
 
-__all__ = ["ConformanceError", "KVCacheManagerConformance", "NotClaimedError", "SchedulerPolicyConformance"]
+__all__ = ["AttentionConformance", "ConformanceError", "KVCacheManagerConformance", "NotClaimedError", "SchedulerPolicyConformance"]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,7 @@ from slotwise.testing.conformance import ComponentConformance
 from slotwise.testing.verdicts import NotClaimedError
 
 KITS: Final[dict[str, str]] = {
+    "attention": "slotwise.testing.attention:AttentionConformance",
     "kv_cache": "slotwise.testing.kv_cache:KVCacheManagerConformance",
     "scheduler": "slotwise.testing.scheduler:SchedulerPolicyConformance",
 }
