@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from slotwise_contrib.bench.attention import AttentionResult, ShapeResult
     from slotwise_contrib.bench.command_times import CommandResult
     from slotwise_contrib.bench.overhead import OverheadResult
     from slotwise_contrib.bench.sample_statistics import Distribution
@@ -48,6 +49,41 @@ def overhead_tables(result: OverheadResult) -> list[Table]:
             title="\nHow it grows per step",
         ),
     ]
+
+
+def attention_tables(result: AttentionResult) -> list[Table | str]:
+    """What the device can do, then one table per shape, fastest forward first."""
+    ceilings, machine = result.ceilings, result.machine
+    head = (
+        f"{machine.device_name} ({machine.device}, {result.num_threads} threads): reads {ceilings.read_gb_per_s:.1f} GB/s, "
+        f"multiplies {ceilings.dtype} matrices at {ceilings.gemm_tflop_per_s:.2f} TFLOP/s, as measured beside the backends"
+    )
+    return [head, *(_shape_table(shape) for shape in result.shapes), *_refusals(result)]
+
+
+def _shape_table(result: ShapeResult) -> Table:
+    rows = [
+        (
+            times.backend,
+            f"{times.parts['forward'].median:.1f}",
+            _spread(times.parts["forward"], 1, digits=1),
+            f"{times.parts['forward'].median / result.floor_us:.1f}",
+            f"{times.tflop_per_s:.3f}",
+            f"{times.gb_per_s:.1f}",
+            f"{times.parts['kv_write'].median:.1f}",
+            f"{times.parts['metadata'].median:.1f}",
+            f"{times.error:.1e}",
+        )
+        for times in sorted(result.times, key=lambda times: times.parts["forward"].median)
+    ]
+    columns = ("backend", "forward us", "p10-p90", "x floor", "TFLOP/s", "GB/s", "KV write us", "metadata us/step", "error")
+    return table(columns, rows, title=f"\n{result.shape.title}: at best {result.floor_us:.1f} us")
+
+
+def _refusals(result: AttentionResult) -> list[str]:
+    """Who did not take part, and why, once each."""
+    reasons = {(name, why) for shape in result.shapes for name, why in shape.refused.items()}
+    return [f"{name} did not take part: {why}" for name, why in sorted(reasons)]
 
 
 def command_table(results: Sequence[CommandResult]) -> Table:

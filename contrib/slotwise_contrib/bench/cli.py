@@ -1,4 +1,4 @@
-"""`slotwise bench`: what the engine itself costs. Everything heavy is imported when a command runs.
+"""`slotwise bench`: what the engine and its parts cost. Everything heavy is imported when a command runs.
 
 What this file does not know: how anything is measured.
 """
@@ -18,7 +18,7 @@ from slotwise.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-app = typer.Typer(help="Measure what the engine itself costs, without a model.", no_args_is_help=True)
+app = typer.Typer(help="Measure what the engine and its parts cost, without a model.", no_args_is_help=True)
 
 
 @app.command()
@@ -62,6 +62,58 @@ def overhead(
         write(*overhead_tables(result))
     if warning := doubt(result.lost_share):
         typer.echo(f"Warning: {warning}", err=True)
+
+
+@app.command()
+def attention(
+    *,
+    backends: Annotated[str, typer.Option("--backends", metavar="NAME,...", help="Attention backends; `all` = those that fit.")] = "all",
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    rows: Annotated[str, typer.Option("--rows", metavar="N,N,...", help="Rows of the decode batches.")] = "1,8,32",
+    contexts: Annotated[str, typer.Option("--contexts", metavar="N,N,...", help="Sequence lengths of the decode rows.")] = "512,4096",
+    prompts: Annotated[str, typer.Option("--prompts", metavar="N,N,...", help="Lengths of prompts computed at once.")] = "512,2048",
+    heads: Annotated[str, typer.Option("--heads", metavar="Q,KV,DIM", help="Query heads, KV heads, head dimension.")] = "9,3,64",
+    dtype: Annotated[str, typer.Option("--dtype", help="Dtype of query, key, value and output.")] = "float32",
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="Storage dtype of the cache; auto = the same.")] = "auto",
+    block_size: Annotated[int, typer.Option("--block-size", min=1, help="Tokens per KV block.")] = 16,
+    window: Annotated[int | None, typer.Option("--window", min=1, help="Sliding window of the layer.")] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Timed calls per backend and shape.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Measure attention backends side by side on the same batches, each with its error against `reference`."""
+    from slotwise.plugin.registry import ComponentRegistry
+    from slotwise_contrib.bench.attention import measure
+    from slotwise_contrib.bench.attention_batch import usual_shapes
+    from slotwise_contrib.bench.bench_tables import attention_tables
+
+    num_heads, num_kv_heads, head_dim = _three("--heads", heads)
+    shapes = usual_shapes(
+        num_rows=numbers("--rows", rows, lowest=1),
+        contexts=numbers("--contexts", contexts, lowest=1),
+        prompts=numbers("--prompts", prompts, lowest=1),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        block_size=block_size,
+        sliding_window=window,
+    )
+    names = ComponentRegistry().names("attention") if backends == "all" else [name.strip() for name in backends.split(",")]
+    with _progress("measuring", len(shapes), shown=not as_json) as advance:
+        result = measure(names, shapes, device=device, num_rounds=rounds, advance=advance)
+    if as_json:
+        write_json(result.to_dict())
+    else:
+        write(*attention_tables(result))
+
+
+def _three(option: str, text: str) -> tuple[int, int, int]:
+    words = text.split(",")
+    if len(words) != 3 or not all(word.strip().isdecimal() and int(word) for word in words):
+        raise ConfigError(f"{option}: given {text!r}; accepted: three whole numbers separated by commas, such as 32,8,128.")
+    first, second, third = (int(word) for word in words)
+    return first, second, third
 
 
 @app.command()
