@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install $(shell test -t 
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format wheel-check docs-contracts clean
+.PHONY: help run test check format wheel-check docs-contracts gpu-check gpu-bundle clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,8 @@ help:
 	@echo "make format          let ruff format and fix"
 	@echo "make wheel-check     build the wheel and ask it for its version and components in a clean environment"
 	@echo "make docs-contracts  write docs/contracts, and the code blocks of docs/, from the code"
+	@echo "make gpu-check       on a machine with a CUDA device: the conformance kit on the card, an engine, times; writes docs/gpu"
+	@echo "make gpu-bundle      download what gpu-check needs on a machine without a package index, into build/gpu-wheels"
 	@echo "make clean           remove $(VENV) and what was built"
 
 run: $(VENV)/.installed
@@ -53,6 +55,30 @@ docs-contracts: $(VENV)/.installed-dev
 	$(BIN)/python docs/generate_contracts.py
 	$(BIN)/python docs/generate_settings.py
 	$(BIN)/python docs/embed_files.py
+
+# The card's machine brings its own Python with torch and triton; nothing of it is replaced.
+GPU_PYTHON ?= python3
+GPU_WHEELS := build/gpu-wheels
+GPU_NEEDS := slotwise pluggy pydantic pydantic-core annotated-types typing-inspection typer click shellingham rich markdown-it-py mdurl pygments \
+	msgspec gguf fastapi starlette anyio sniffio idna uvicorn h11 hypothesis sortedcontainers pytest iniconfig pytest-timeout pytest-xdist execnet \
+	pytest-asyncio hatchling pathspec trove-classifiers editables apache-tvm-ffi
+
+gpu-check:
+	@nvidia-smi -L || { echo "no CUDA device here; see docs/gpu/README.md"; exit 1; }
+	mkdir -p build/gpu
+	@if [ -d $(GPU_WHEELS) ]; then $(GPU_PYTHON) -m pip install -q --no-index --no-deps $(GPU_WHEELS)/*.whl; fi
+	@$(GPU_PYTHON) -c 'import slotwise' 2>/dev/null || $(GPU_PYTHON) -m pip install -q --no-build-isolation --no-deps --editable .
+	-$(GPU_PYTHON) -m pytest tests/gpu -q -n 8 --dist load --timeout 120 --junitxml=build/gpu/tests.xml
+	-$(GPU_PYTHON) -m slotwise bench attention --device cuda --dtype bfloat16 --heads 32,8,128 --rows 1,8,64 --contexts 1024,8192 \
+	  --prompts 2048 --json > build/gpu/attention.json
+	$(GPU_PYTHON) tests/gpu/write_report.py build/gpu docs/gpu
+
+gpu-bundle: $(VENV)/.installed-dev
+	rm -rf $(GPU_WHEELS)
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation --wheel-dir $(GPU_WHEELS) .
+	$(BIN)/python -m pip download -q --no-deps --only-binary :all: --python-version 3.12 --platform manylinux2014_x86_64 \
+	  --platform manylinux_2_28_x86_64 --dest $(GPU_WHEELS) $(filter-out slotwise,$(GPU_NEEDS))
+	du -sh $(GPU_WHEELS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
