@@ -60,7 +60,7 @@ class NoAttention(AttentionDispatch):
     def __init__(self) -> None:
         super().__init__([], [])
 
-    def begin_step(self, commons: Sequence[CommonAttentionMetadata]) -> None:
+    def begin_step(self, commons: Sequence[CommonAttentionMetadata], num_common_blocks: Sequence[int] = ()) -> None:
         """Nothing to prepare."""
 
 

@@ -75,6 +75,9 @@ class AttentionConfig(SlotConfig):
     per_phase: dict[Literal["prefill", "decode"], ComponentChoice] = Field(
         default_factory=dict, description="Backend for rows of one phase, where it differs from `use`."
     )
+    batch_invariant: bool = Field(
+        False, description="Only backends whose result for a row does not depend on the rest of the batch, told to keep that at any cost."
+    )
 
 
 class SchedulerConfig(SlotConfig):

@@ -68,3 +68,8 @@ def _unknown(name: str) -> str:
     same_words = squeezed.get(name.replace(DELIMITER, "_"))
     hint = f' Did you mean "{same_words}"?' if same_words else did_you_mean(name, known)
     return f"the variable names no setting.{hint} A name is {PREFIX}SECTION{DELIMITER}KEY, with two underscores between section and key"
+
+
+def is_triton_interpreted() -> bool:
+    """Whether Triton runs its kernels in its interpreter, on the CPU (its own variable, `TRITON_INTERPRET`)."""
+    return process_environ().get("TRITON_INTERPRET") == "1"

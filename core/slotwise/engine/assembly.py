@@ -12,6 +12,7 @@ import torch
 from slotwise.engine.attention_assembly import build_attention
 from slotwise.engine.engine_core import EngineCore
 from slotwise.engine.kv_plan import num_blocks_for
+from slotwise.engine.kv_scales import find_kv_scales
 from slotwise.engine.model_runner import ModelRunner
 from slotwise.engine.pipelined_core import PipelinedEngineCore
 from slotwise.engine.plan import EnginePlan, ModelPlan
@@ -49,7 +50,13 @@ def build_core(
     runner = ModelRunner(
         model=model,
         sampler=_sampler(plan, model_plan),
-        attention=build_attention(plan, model_plan, num_blocks=kv_cache.num_usable_blocks + 1, max_model_len=max_model_len),
+        attention=build_attention(
+            plan,
+            model_plan,
+            num_blocks=kv_cache.num_usable_blocks + 1,
+            max_model_len=max_model_len,
+            scales=find_kv_scales(model, kv_dtype=model_plan.kv_dtype, device=plan.machine.device, max_model_len=max_model_len),
+        ),
         groups=model_plan.kv.groups,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=max_model_len,

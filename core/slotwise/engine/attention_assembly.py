@@ -11,22 +11,25 @@ import torch
 from slotwise.engine.attention_dispatch import AttentionDispatch, BoundLayer, GroupBackends
 from slotwise.engine.kv_layout import allocate
 from slotwise.engine.kv_plan import KVPlan
+from slotwise.engine.kv_scales import NO_SCALES, KVScales
 from slotwise.engine.plan import EnginePlan, ModelPlan
-from slotwise.interfaces.attention import AttentionBackend, AttentionSetup, KVCacheLayout, KVLayoutRequest
+from slotwise.interfaces.attention import LATENT, AttentionBackend, AttentionSetup, KVCacheLayout, KVLayoutRequest
 from slotwise.interfaces.kv_cache import KVGroup
 
 logger = logging.getLogger(__name__)
 
 
-def build_attention(plan: EnginePlan, model_plan: ModelPlan, *, num_blocks: int, max_model_len: int) -> AttentionDispatch:
-    """`num_blocks` counts the null block."""
+def build_attention(
+    plan: EnginePlan, model_plan: ModelPlan, *, num_blocks: int, max_model_len: int, scales: Mapping[str, KVScales]
+) -> AttentionDispatch:
+    """`num_blocks` counts the null block. scales: by layer name, of a quantised cache."""
     groups = [_group_backends(plan, model_plan, group, max_model_len) for group in model_plan.kv.groups]
     group_of = model_plan.kv.group_of_layer()
     layouts: dict[str, KVCacheLayout] = {}
     for layer in model_plan.description.layers:
         group = group_of[layer.name]
         request = KVLayoutRequest(
-            name=model_plan.kv_layout,
+            name=LATENT if layer.is_mla else model_plan.kv_layout,
             num_blocks=num_blocks,
             block_size=model_plan.kv.groups[group].block_size,
             num_kv_heads=layer.num_kv_heads,
@@ -35,7 +38,10 @@ def build_attention(plan: EnginePlan, model_plan: ModelPlan, *, num_blocks: int,
         )
         layouts[layer.name] = groups[group].prefill.kv_cache_layout(request)
     caches = _allocate_caches(model_plan.kv, layouts, plan.machine.device)
-    bound = [BoundLayer(layer=layer, group=group_of[layer.name], kv_cache=caches[layer.name]) for layer in model_plan.description.layers]
+    bound = [
+        BoundLayer(layer=layer, group=group_of[layer.name], kv_cache=caches[layer.name], scales=scales.get(layer.name, NO_SCALES))
+        for layer in model_plan.description.layers
+    ]
     if plan.config.kv_cache.sanitize:
         return _sanitized(bound, groups, model_plan.kv, num_blocks)
     return AttentionDispatch(bound, groups)
@@ -44,16 +50,18 @@ def build_attention(plan: EnginePlan, model_plan: ModelPlan, *, num_blocks: int,
 def _group_backends(plan: EnginePlan, model_plan: ModelPlan, group: KVGroup, max_model_len: int) -> GroupBackends:
     served = next(layer for layer in model_plan.layers if layer.name == group.layer_names[0])
     group_of = model_plan.kv.group_of_layer()
+    layers = tuple(layer for layer in model_plan.description.layers if group_of[layer.name] == group.index)
     setup = AttentionSetup(
-        layers=tuple(layer for layer in model_plan.description.layers if group_of[layer.name] == group.index),
+        layers=layers,
         block_size=group.block_size,
-        kv_layout=model_plan.kv_layout,
+        kv_layout=LATENT if layers[0].is_mla else model_plan.kv_layout,
         dtype=model_plan.description.dtype,
         kv_dtype=model_plan.kv_dtype,
         device=plan.machine.device,
         max_num_reqs=plan.config.scheduler.max_num_seqs,
         max_num_batched_tokens=plan.config.scheduler.max_num_batched_tokens,
         max_model_len=max_model_len,
+        batch_invariant=plan.config.attention.batch_invariant,
     )
 
     def backend(name: str) -> AttentionBackend:

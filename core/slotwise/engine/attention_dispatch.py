@@ -7,12 +7,14 @@ Where decode and prefill rows have different backends, decode rows come first in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from slotwise.engine.common_prefix import may_cascade, usable_prefix_len
 from slotwise.engine.input_batch import InputBatch
+from slotwise.engine.kv_scales import NO_SCALES, KVScales
 from slotwise.engine.prepare_inputs import slice_rows
 from slotwise.engine.scheduler_output import SchedulerOutput
 from slotwise.interfaces.attention import AttentionBackend, AttentionCall, AttentionLayer, CommonAttentionMetadata, KVWrite, MetadataRequest
@@ -37,6 +39,8 @@ class BoundLayer:
     layer: AttentionLayer
     group: int
     kv_cache: torch.Tensor
+    scales: KVScales = NO_SCALES
+    """Of a quantised cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +52,17 @@ class AttentionPart:
     slot_mapping: torch.Tensor
     tokens: slice
 
-    def write_kv(self, bound: BoundLayer, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store the part of the batch's `key` and `value` that this backend serves."""
+    def write_kv(self, bound: BoundLayer, key: torch.Tensor, value: torch.Tensor | None) -> None:
+        """Store the part of the batch's `key` and `value` that this backend serves; MLA layers have no `value`."""
         self.backend.write_kv(
             KVWrite(
                 layer=bound.layer,
                 key=key[self.tokens],
-                value=value[self.tokens],
+                value=None if value is None else value[self.tokens],
                 kv_cache=bound.kv_cache,
                 slot_mapping=self.slot_mapping,
+                k_scale=bound.scales.k,
+                v_scale=bound.scales.v,
             )
         )
 
@@ -83,6 +89,8 @@ class AttentionPart:
                 output=output[self.tokens],
                 sinks=sinks,
                 alibi_slopes=alibi_slopes,
+                k_scale=bound.scales.k,
+                v_scale=bound.scales.v,
             )
         )
 
@@ -93,6 +101,8 @@ class AttentionDispatch:
     def __init__(self, layers: Sequence[BoundLayer], groups: Sequence[GroupBackends]) -> None:
         self.layers = tuple(layers)
         self.groups = tuple(groups)
+        self._may_cascade = [may_cascade(bound.layer for bound in self.layers if bound.group == group) for group in range(len(self.groups))]
+        self._twins = _twins(self.groups)
         self._parts: list[list[AttentionPart]] = []
 
     @property
@@ -102,9 +112,23 @@ class AttentionDispatch:
     def before_step(self, scheduled: SchedulerOutput, batch: InputBatch) -> None:
         """Told of each step, its rows in place, before anything touches the caches. Does nothing here."""
 
-    def begin_step(self, commons: Sequence[CommonAttentionMetadata]) -> None:
-        """`commons`: one per KV group, the same rows in each."""
-        self._parts = [_parts(backends, common) for backends, common in zip(self.groups, commons, strict=True)]
+    def begin_step(self, commons: Sequence[CommonAttentionMetadata], num_common_blocks: Sequence[int] = ()) -> None:
+        """`commons`: one per KV group, the same rows in each. `num_common_blocks`: leading blocks that all running requests share, by
+        group; empty if nobody counted them."""
+        self._parts = []
+        for group, common in enumerate(commons):
+            blocks = num_common_blocks[group] if num_common_blocks and self._may_cascade[group] else 0
+            self._parts.append(self._parts_of(group, common, blocks))
+
+    def _parts_of(self, group: int, common: CommonAttentionMetadata, num_common_blocks: int) -> list[AttentionPart]:
+        backends, twin = self.groups[group], self._twins[group]
+        if backends.is_split:
+            return _split_parts(backends, common, num_common_blocks)
+        if twin is not None and not num_common_blocks:
+            metadata = backends.decode.update_block_table(self._parts[twin][0].metadata, common.block_table, common.slot_mapping)
+            if metadata is not None:
+                return [AttentionPart(backends.decode, metadata, common.slot_mapping, slice(0, common.num_tokens))]
+        return [_part(backends.decode, common, 0, num_common_blocks)]
 
     def end_step(self) -> None:
         """Drop the step's metadata."""
@@ -123,28 +147,45 @@ class AttentionDispatch:
         """See `interfaces.model.AttentionContext.attend`."""
         bound = self.layers[layer_index]
         parts = self._parts[bound.group]
-        if key is not None and value is not None:
+        if key is not None:
             for part in parts:
                 if not part.backend.capabilities.fused_kv_write:
                     part.write_kv(bound, key, value)
-        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        output = torch.empty(*query.shape[:2], bound.layer.value_dim, dtype=query.dtype, device=query.device)
         for part in parts:
             part.forward(bound, query, key, value, output, sinks=sinks, alibi_slopes=alibi_slopes)
         return output
 
 
-def _parts(backends: GroupBackends, common: CommonAttentionMetadata) -> list[AttentionPart]:
-    if not backends.is_split:
-        return [_part(backends.decode, common, 0)]
+def _twins(groups: Sequence[GroupBackends]) -> list[int | None]:
+    """For each group the first earlier one whose metadata may differ in the block table alone: same class, equal setup, layers apart."""
+    twins: list[int | None] = []
+    for index, backends in enumerate(groups):
+        can_update = type(backends.decode).update_block_table is not AttentionBackend.update_block_table
+        earlier = range(index) if can_update and not backends.is_split else ()
+        twins.append(next((other for other in earlier if _are_alike(groups[other], backends)), None))
+    return twins
+
+
+def _are_alike(first: GroupBackends, second: GroupBackends) -> bool:
+    mine, yours = first.decode, second.decode
+    return not first.is_split and type(mine) is type(yours) and replace(mine.setup, layers=()) == replace(yours.setup, layers=())
+
+
+def _split_parts(backends: GroupBackends, common: CommonAttentionMetadata, num_common_blocks: int) -> list[AttentionPart]:
     split, end = common.num_decodes, common.num_reqs
     parts = []
     if split:
-        parts.append(_part(backends.decode, slice_rows(common, 0, split), 0))
+        parts.append(_part(backends.decode, slice_rows(common, 0, split), 0, num_common_blocks))
     if split < end:
-        parts.append(_part(backends.prefill, slice_rows(common, split, end), int(common.query_start_loc_cpu[split])))
+        first_token = int(common.query_start_loc_cpu[split])
+        parts.append(_part(backends.prefill, slice_rows(common, split, end), first_token, num_common_blocks))
     return parts
 
 
-def _part(backend: AttentionBackend, common: CommonAttentionMetadata, first_token: int) -> AttentionPart:
-    metadata = backend.build_metadata(MetadataRequest(common=common))
+def _part(backend: AttentionBackend, common: CommonAttentionMetadata, first_token: int, num_common_blocks: int) -> AttentionPart:
+    prefix_len = 0
+    if num_common_blocks and backend.capabilities.cascade:
+        prefix_len = usable_prefix_len(num_common_blocks, backend.setup.block_size, common)
+    metadata = backend.build_metadata(MetadataRequest(common=common, common_prefix_len=prefix_len))
     return AttentionPart(backend, metadata, common.slot_mapping, slice(first_token, first_token + common.num_tokens))

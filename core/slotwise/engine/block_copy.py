@@ -17,7 +17,7 @@ def copy_blocks(layers: Iterable[BoundLayer], copies: Sequence[BlockCopy]) -> No
     """Carry out all copies of a step, in every layer of their groups: one gather and one scatter per cache.
 
     All sources are read before the first target is written, since a block may be both, and groups share memory. Caches have a standard
-    layout: logical shape [num_blocks, 2, block_size, num_kv_heads, head_dim].
+    layout: logical shape [num_blocks, 2, block_size, num_kv_heads, head_dim], or [num_blocks, block_size, head_dim] for MLA.
     """
     layers = tuple(layers)
     by_group: dict[int, list[BlockCopy]] = {}
@@ -27,9 +27,13 @@ def copy_blocks(layers: Iterable[BoundLayer], copies: Sequence[BlockCopy]) -> No
     for group, members in by_group.items():
         caches = _caches_of(layers, group)
         sources, targets, offsets = _indices(members, caches[0].device)
-        read += [(cache, targets, offsets, cache[sources, :, offsets]) for cache in caches]
+        read += [(cache, targets, offsets, cache[_places(cache, sources, offsets)]) for cache in caches]
     for cache, targets, offsets, values in read:
-        cache[targets, :, offsets] = values
+        cache[_places(cache, targets, offsets)] = values
+
+
+def _places(cache: torch.Tensor, blocks: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor | slice, ...]:
+    return (blocks, offsets) if cache.dim() == 3 else (blocks, slice(None), offsets)
 
 
 def _caches_of(layers: Iterable[BoundLayer], group: int) -> list[torch.Tensor]:

@@ -46,14 +46,15 @@ def plan_kv_groups(layers: Sequence[AttentionLayer], *, block_size: int, kv_dtyp
     buckets: dict[tuple[object, ...], list[AttentionLayer]] = {}
     for layer in layers:
         if layer.kv_sharing_target is None:
-            key = (layer.kind, layer.sliding_window, layer.chunk_len, layer.num_kv_heads, layer.head_dim)
+            key = (layer.kind, layer.sliding_window, layer.chunk_len, layer.num_kv_heads, layer.head_dim, layer.latent_value_dim)
             buckets.setdefault(key, []).append(layer)
     group_size = _group_size([len(bucket) for bucket in buckets.values()])
     groups: list[KVGroup] = []
     memory_of_layer: dict[str, int] = {}
     memories: dict[tuple[int, int], int] = {}
     for bucket in buckets.values():
-        bytes_per_block = 2 * block_size * bucket[0].num_kv_heads * bucket[0].head_dim * DTYPE_BYTES[kv_dtype]
+        rows_per_token = 1 if bucket[0].is_mla else 2 * bucket[0].num_kv_heads
+        bytes_per_block = block_size * rows_per_token * bucket[0].head_dim * DTYPE_BYTES[kv_dtype]
         for start in range(0, len(bucket), group_size):
             members = bucket[start : start + group_size]
             groups.append(

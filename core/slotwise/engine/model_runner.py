@@ -76,7 +76,11 @@ class ModelRunner:
         num_scheduled = [scheduled.num_scheduled_tokens[request_id] for request_id in batch.request_ids[: batch.num_rows] if request_id]
         inputs = prepare_inputs(batch, num_scheduled)
         self.attention.begin_step(
-            [common_metadata(batch, inputs, group, device=self.device, num_decodes=num_decodes) for group in range(len(batch.block_tables))]
+            [
+                common_metadata(batch, inputs, group, device=self.device, num_decodes=num_decodes)
+                for group in range(len(batch.block_tables))
+            ],
+            scheduled.num_common_prefix_blocks,
         )
         prompt_indices, prompt_rows = find_prompt_rows(batch, inputs)
         output = self.model.forward(

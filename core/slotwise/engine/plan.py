@@ -261,6 +261,7 @@ def _resolve_backend(plan: EnginePlan, model: ModelDescription, part: str, layer
         kv_dtype=config.kv_cache.dtype,
         block_size=config.kv_cache.block_size,
         kv_layout=config.kv_cache.layout,
+        features=("batch_invariant",) if config.attention.batch_invariant else (),
     )
     where = f"per_{'kind' if part in config.attention.per_kind else 'phase'}.{part}." if part else ""
     chosen = _take(plan, resolution, choice.options, prefix=f"attention.{where}options")

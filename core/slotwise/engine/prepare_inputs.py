@@ -120,5 +120,18 @@ def slice_rows(common: CommonAttentionMetadata, start: int, stop: int) -> Common
         is_prefilling=common.is_prefilling[start:stop],
         num_decodes=num_decodes,
         num_decode_tokens=num_decodes,
-        causal=common.causal,
+        causal=common.causal if isinstance(common.causal, bool) else common.causal[start:stop],
+        custom_mask=_mask_of_rows(common, start, stop),
+        encoder_seq_lens=None if common.encoder_seq_lens is None else common.encoder_seq_lens[start:stop],
+        context_parallel_seq_lens=None if common.context_parallel_seq_lens is None else common.context_parallel_seq_lens[start:stop],
+        context_parallel_size=common.context_parallel_size,
+        context_parallel_rank=common.context_parallel_rank,
     )
+
+
+def _mask_of_rows(common: CommonAttentionMetadata, start: int, stop: int) -> torch.Tensor | None:
+    if common.custom_mask is None:
+        return None
+    query_lens = common.query_start_loc_cpu[1:] - common.query_start_loc_cpu[:-1]
+    areas = (query_lens.long() * common.seq_lens.cpu().long()).cumsum(0).tolist()
+    return common.custom_mask[areas[start - 1] if start else 0 : areas[stop - 1]]

@@ -43,7 +43,9 @@ def attention_refusals(capabilities: AttentionCapabilities, needs: AttentionNeed
         *_kv_layout(capabilities, needs),
         *_layer_kinds(capabilities, needs),
         *_attention_types(capabilities, needs),
-        *feature_refusals(capabilities, [*_layer_features(needs.layers), *needs.features]),
+        *feature_refusals(capabilities, [*_features_of(needs.layers), *needs.features]),
+        *_mla_dims(capabilities, needs),
+        *_combinations(capabilities, needs),
     ]
 
 
@@ -70,7 +72,7 @@ def _kv_dtype(capabilities: AttentionCapabilities, needs: AttentionNeeds) -> Ite
 
 
 def _head_dim(capabilities: AttentionCapabilities, needs: AttentionNeeds) -> Iterator[Refusal]:
-    refused = sorted({layer.head_dim for layer in needs.layers if not _accepts_head_dim(capabilities, layer.head_dim)})
+    refused = sorted({layer.head_dim for layer in needs.layers if not (layer.is_mla or _accepts_head_dim(capabilities, layer.head_dim))})
     if not refused:
         return
     limits = []
@@ -134,13 +136,48 @@ def _missing(wanted: Iterable[str], offered: tuple[str, ...]) -> list[str]:
     return sorted(set(wanted) - set(offered), key=lambda kind: (kind != FULL, kind))
 
 
-def _layer_features(layers: tuple[AttentionLayer, ...]) -> list[str]:
-    """Boolean capabilities that the layers need."""
+def _mla_dims(capabilities: AttentionCapabilities, needs: AttentionNeeds) -> Iterator[Refusal]:
+    accepted = capabilities.mla_dims
+    if not capabilities.mla or accepted is None:
+        return
+    refused = sorted(
+        {(layer.head_dim, layer.latent_value_dim) for layer in needs.layers if layer.latent_value_dim is not None} - set(accepted)
+    )
+    if refused:
+        yield Refusal(
+            predicate="mla_dims",
+            wanted=listed(refused),
+            offered=listed(accepted),
+            change=f"{_OTHER_BACKEND}, or a model with {listed(accepted)}",
+        )
+
+
+def _combinations(capabilities: AttentionCapabilities, needs: AttentionNeeds) -> Iterator[Refusal]:
+    """What it serves alone but not together on one layer."""
+    kv_dtype = "auto" if needs.kv_dtype == needs.dtype else needs.kv_dtype
+    for combination in capabilities.not_together:
+        if any(set(combination) <= {*_layer_needs(layer), kv_dtype, *needs.features} for layer in needs.layers):
+            wanted = " with ".join(combination)
+            yield Refusal(predicate="combination", wanted=wanted, offered=" or ".join(combination), change=_OTHER_BACKEND)
+
+
+def _features_of(layers: tuple[AttentionLayer, ...]) -> list[str]:
+    """Boolean capabilities that some layer needs."""
+    return list(dict.fromkeys(feature for layer in layers for feature in _layer_features(layer)))
+
+
+def _layer_features(layer: AttentionLayer) -> list[str]:
     needed = {
-        "logits_soft_cap": any(layer.logits_soft_cap is not None for layer in layers),
-        "alibi": any(layer.has_alibi for layer in layers),
-        "sinks": any(layer.has_sinks for layer in layers),
-        "non_causal": any(not layer.causal for layer in layers),
-        "kv_sharing": any(layer.kv_sharing_target is not None for layer in layers),
+        "logits_soft_cap": layer.logits_soft_cap is not None,
+        "alibi": layer.has_alibi,
+        "sinks": layer.has_sinks,
+        "non_causal": not layer.causal,
+        "kv_sharing": layer.kv_sharing_target is not None,
+        "mla": layer.is_mla,
     }
     return [feature for feature, is_needed in needed.items() if is_needed]
+
+
+def _layer_needs(layer: AttentionLayer) -> list[str]:
+    """In the words of `AttentionCapabilities.not_together`."""
+    return [*_layer_features(layer), layer.kind, layer.attention_type]

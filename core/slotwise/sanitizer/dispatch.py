@@ -33,11 +33,11 @@ class SanitizedAttentionDispatch(AttentionDispatch):
     def before_step(self, scheduled: SchedulerOutput, batch: InputBatch) -> None:
         self.guard.before_copies(scheduled, [request_id for request_id in batch.request_ids[: batch.num_rows] if request_id is not None])
 
-    def begin_step(self, commons: Sequence[CommonAttentionMetadata]) -> None:
+    def begin_step(self, commons: Sequence[CommonAttentionMetadata], num_common_blocks: Sequence[int] = ()) -> None:
         step = self.guard.begin_step()
         for group, common in enumerate(commons):
             check_tables(step, group, common)
-        super().begin_step(commons)
+        super().begin_step(commons, num_common_blocks)
 
     def end_step(self) -> None:
         super().end_step()

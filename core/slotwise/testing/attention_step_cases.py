@@ -154,7 +154,7 @@ class AttentionStepCases(AttentionKit):
         alone = self.batch(scenario)
         expected = self.run(alone).output
         query_len, seq_len = scenario.query_lens[0], scenario.seq_lens[0]
-        for before, after in (((), ()), ((), ((1, 900),)), (((1, 5), (4, 40)), ((1, 1),)), (((1, 300),) * 6, ((17, 17),))):
+        for before, after in (((), ()), ((), ((1, 500),)), (((1, 5), (4, 40)), ((1, 1),)), (((1, 120),) * 3, ((17, 17),))):
             rows = (*before, (query_len, seq_len), *after)
             crowd = self.batch(replace(scenario, query_lens=tuple(row[0] for row in rows), seq_lens=tuple(row[1] for row in rows), seed=3))
             place, start = len(before), sum(row[0] for row in before)

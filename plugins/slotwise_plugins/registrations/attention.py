@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from slotwise.plugin.component import Component
 from slotwise.plugin.hookspecs import hookimpl
-from slotwise_backends import reference_capabilities, torch_sdpa_capabilities
+from slotwise_backends import flex_capabilities, reference_capabilities, torch_sdpa_capabilities
+from slotwise_backends.triton_attention import capabilities as triton_capabilities
 
 
 class Reference:
@@ -38,4 +39,39 @@ class TorchSdpa:
             summary="torch's scaled_dot_product_attention over gathered keys; the CPU default.",
             capabilities=torch_sdpa_capabilities.CAPABILITIES,
             options=torch_sdpa_capabilities.TorchSdpaOptions,
+        )
+
+
+class Triton:
+    """Entry point `triton`."""
+
+    @staticmethod
+    @hookimpl
+    def slotwise_component() -> Component:
+        return Component(
+            slot="attention",
+            name="triton",
+            implementation="slotwise_backends.triton_attention.backend:TritonAttention",
+            api=">=1.1,<2",
+            summary="Our own Triton kernels: one for prefill and decode, split where rows are few and long.",
+            capabilities=triton_capabilities.CAPABILITIES,
+            options=triton_capabilities.TritonOptions,
+            requires=("triton>=3.6",),
+        )
+
+
+class Flex:
+    """Entry point `flex`."""
+
+    @staticmethod
+    @hookimpl
+    def slotwise_component() -> Component:
+        return Component(
+            slot="attention",
+            name="flex",
+            implementation="slotwise_backends.flex:FlexAttention",
+            api=">=1.1,<2",
+            summary="torch's FlexAttention: every rule as a few lines of Python; easy to extend.",
+            capabilities=flex_capabilities.CAPABILITIES,
+            options=flex_capabilities.FlexOptions,
         )
