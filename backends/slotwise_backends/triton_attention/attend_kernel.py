@@ -119,7 +119,7 @@ def attend_kernel(
 ):
     """query: [num_tokens, num_heads, HEAD_DIM]; key, value: cache [blocks, ...] or, if not PAGED, [num_tokens, kv_heads, ...];
     output: [num_tokens, num_heads, VALUE_DIM]; part_output: [parts, num_tokens, num_heads, VALUE_DIM] float32; part_lse: without VALUE_DIM.
-    tile_row, tile_first: [tiles] row of each tile (num_rows = none) and its first query token. Of a row, keys first_key .. last_key - 1 count.
+    tile_row, tile_first: [tiles] row of each tile (num_rows = none) and its first query token. Keys first_key .. last_key - 1 count.
     IS_PREFIX: all rows are one, and see every key of the range, read through row 0 of the table."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)

@@ -32,3 +32,6 @@ class Component:
     """Pydantic model of `[slot.options]`; None = takes no options. Unknown keys must be forbidden (subclass `ComponentOptions`)."""
     requires: tuple[str, ...] = ()
     """Distributions that must be installed, PEP 508 (`"flashinfer-python>=0.6"`)."""
+    unavailable: tuple[str, str] | None = None
+    """(cause, cure) where a light look shows that it cannot run here though `requires` is met: a library that was not built, none of several
+    packages installed. None = nothing known against it."""

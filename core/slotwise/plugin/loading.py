@@ -41,7 +41,9 @@ def load_record(info: EntryPointInfo, manager: pluggy.PluginManager) -> PluginSt
                 manager.unregister(plugin)
             raise
     except RecordFault as fault:
-        return PluginState(info=info, status=fault.status, cause=fault.cause, cure=fault.cure, error=fault.__cause__)
+        return PluginState(
+            info=info, status=fault.status, component=fault.component, cause=fault.cause, cure=fault.cure, error=fault.__cause__
+        )
     return PluginState(info=info, status=PluginStatus.LOADED, component=component)
 
 

@@ -99,7 +99,11 @@ def _check_requires(component: Component) -> None:
             PluginStatus.UNAVAILABLE,
             f"it requires {', '.join(_with_installed(text) for text in missing)}.",
             f"python -m pip install {quoted}",
+            component,
         )
+    if component.unavailable is not None:
+        cause, cure = component.unavailable
+        raise RecordFault(PluginStatus.UNAVAILABLE, cause, cure, component)
 
 
 def _requirements(component: Component) -> tuple[str, ...]:

@@ -137,7 +137,8 @@ def _weigh(
 ) -> Candidate:
     usable = state.status is PluginStatus.LOADED and state.component is not None
     against: list[Refusal] = []
-    rank = None
+    is_sound = usable or state.status is PluginStatus.UNAVAILABLE
+    rank = preference(state.component) if is_sound and state.component is not None else None
     if not usable or state.component is None:
         against.append(
             Refusal(
@@ -145,7 +146,6 @@ def _weigh(
             )
         )
     else:
-        rank = preference(state.component)
         against.extend(refusals(state.component))
         if use == AUTO and rank is None:
             against.append(_never_by_auto(state))

@@ -38,8 +38,10 @@ DEFECTS: Final = frozenset({PluginStatus.BROKEN, PluginStatus.INVALID, PluginSta
 class RecordFault(Exception):  # noqa: N818 - not raised to users; carried into a state
     """Why a record cannot be used."""
 
-    def __init__(self, status: PluginStatus, cause: str, cure: str) -> None:
+    def __init__(self, status: PluginStatus, cause: str, cure: str, component: Component | None = None) -> None:
+        """component: the record, where it is sound."""
         super().__init__(cause)
+        self.component = component
         self.status = status
         self.cause = cause
         self.cure = cure

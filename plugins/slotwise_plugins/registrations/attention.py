@@ -5,6 +5,8 @@ from __future__ import annotations
 from slotwise.plugin.component import Component
 from slotwise.plugin.hookspecs import hookimpl
 from slotwise_backends import flex_capabilities, reference_capabilities, torch_sdpa_capabilities
+from slotwise_backends.flash_attention import capabilities as flash_attention_capabilities
+from slotwise_backends.flashinfer_attention import capabilities as flashinfer_capabilities
 from slotwise_backends.triton_attention import capabilities as triton_capabilities
 
 
@@ -74,4 +76,40 @@ class Flex:
             summary="torch's FlexAttention: every rule as a few lines of Python; easy to extend.",
             capabilities=flex_capabilities.CAPABILITIES,
             options=flex_capabilities.FlexOptions,
+        )
+
+
+class FlashAttention:
+    """Entry point `flash_attention`."""
+
+    @staticmethod
+    @hookimpl
+    def slotwise_component() -> Component:
+        return Component(
+            slot="attention",
+            name="flash_attention",
+            implementation="slotwise_backends.flash_attention.backend:FlashAttention",
+            api=">=1.1,<2",
+            summary="The FlashAttention library, version 2, 3 or 4.",
+            capabilities=flash_attention_capabilities.CAPABILITIES,
+            options=flash_attention_capabilities.FlashAttentionOptions,
+            unavailable=flash_attention_capabilities.missing_library(),
+        )
+
+
+class FlashInfer:
+    """Entry point `flashinfer`."""
+
+    @staticmethod
+    @hookimpl
+    def slotwise_component() -> Component:
+        return Component(
+            slot="attention",
+            name="flashinfer",
+            implementation="slotwise_backends.flashinfer_attention.backend:FlashInferAttention",
+            api=">=1.1,<2",
+            summary="The FlashInfer library, planned once a step.",
+            capabilities=flashinfer_capabilities.CAPABILITIES,
+            options=flashinfer_capabilities.FlashInferOptions,
+            requires=("flashinfer-python>=0.6.13",),
         )
