@@ -14,12 +14,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install $(shell test -t 
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format wheel-check docs-contracts gpu-check gpu-bundle clean
+.PHONY: help run test test-libraries check format wheel-check docs-contracts gpu-check gpu-bundle clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make run             install what is missing, then let SmolLM2 answer PROMPT=\"$(PROMPT)\""
 	@echo "make test            the whole test suite (PYTEST_ARGS=\"-k prefix\" for a part)"
+	@echo "make test-libraries  optional: hold the stand-ins of kernel libraries against the real packages (fetches them; minutes)"
 	@echo "make check           ruff, mypy --strict, import-linter"
 	@echo "make format          let ruff format and fix"
 	@echo "make wheel-check     build the wheel and ask it for its version and components in a clean environment"
@@ -33,6 +34,9 @@ run: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(TEST_ENV) $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
+
+test-libraries: $(VENV)/.installed-dev
+	$(TEST_ENV) $(BIN)/python -m pytest tests/libraries -m libraries --timeout 600 $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,8 +29,10 @@ from slotwise.interfaces.attention import (
 )
 from slotwise_backends.flashinfer_attention.capabilities import CAPABILITIES, FlashInferOptions
 from slotwise_backends.flashinfer_attention.pages import PagedRows, paged_rows, shared_prefix
-from slotwise_backends.flashinfer_attention.wrappers import DecodePlan, PlanKey, PrefillPlan, RaggedPlan, WrapperFactory
+from slotwise_backends.flashinfer_attention.wrappers import DecodePlan, Plan, PlanKey, PrefillPlan, RaggedPlan, WrapperFactory
 from slotwise_backends.lse_merge import merge_parts
+
+PlanType = TypeVar("PlanType", bound=Plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class FlashInferAttention(AttentionBackend):
             kv_dtype=getattr(torch, setup.kv_dtype),
             use_tensor_cores=options.use_tensor_cores,
         )
-        self._idle: dict[tuple[str, PlanKey], list[DecodePlan | PrefillPlan | RaggedPlan]] = {}
+        self._idle: dict[tuple[type[Plan], PlanKey], list[Any]] = {}
         self._captured: dict[tuple[int, PlanKey], DecodePlan] = {}
         self._last: StepMetadata | None = None
 
@@ -122,7 +125,7 @@ class FlashInferAttention(AttentionBackend):
         key = PlanKey.of(call.layer, causal=call.layer.causal)
         num_tokens = step.common.num_tokens
         if key not in step.ragged:
-            plan = step.ragged[key] = self._borrow("ragged", key)
+            plan = step.ragged[key] = self._borrow(RaggedPlan, key)
             plan.plan(step.common.query_start_loc_cpu[: step.common.num_reqs + 1])
         output, lse = step.ragged[key].run(call.query[:num_tokens], call.key[:num_tokens], call.value[:num_tokens])
         self._put(call, step, None, output, lse)
@@ -148,7 +151,7 @@ class FlashInferAttention(AttentionBackend):
             assert common.encoder_seq_lens is not None  # cross attention brings them
             return self._plan_rows(self._rows(step, key_lens=common.encoder_seq_lens.cpu()), kind)
         if common.custom_mask is not None:
-            plan = self._borrow("prefill", kind)
+            plan = self._borrow(PrefillPlan, kind)
             rows = self._rows(step)
             plan.plan(rows, common.custom_mask)
             return (Planned(plan, rows.tokens),)
@@ -172,14 +175,14 @@ class FlashInferAttention(AttentionBackend):
         step.cascades.add(kind)
         prefix_kind = _with_causality(kind, False)
         prefix = shared_prefix(step.common.num_tokens, step.common.block_table, num_pages=num_pages, page_size=self.setup.block_size)
-        plan = self._borrow("prefill", prefix_kind)
+        plan = self._borrow(PrefillPlan, prefix_kind)
         plan.plan(prefix)
         return (Planned(plan, None), *self._plan_rows(self._rows(step, first_page=num_pages), kind))
 
     def _plan_rows(self, rows: PagedRows, kind: PlanKey) -> tuple[Planned, ...]:
         if not rows.num_rows:
             return ()
-        plan = self._borrow("decode" if rows.is_decode else "prefill", kind)
+        plan: DecodePlan | PrefillPlan = self._borrow(DecodePlan, kind) if rows.is_decode else self._borrow(PrefillPlan, kind)
         plan.plan(rows)
         return (Planned(plan, rows.tokens),)
 
@@ -188,7 +191,7 @@ class FlashInferAttention(AttentionBackend):
         plan = self._captured.get((rows.num_rows, kind))
         if plan is None:
             max_pages = rows.num_rows * math.ceil(self.setup.max_model_len / self.setup.block_size)
-            plan = self._captured[rows.num_rows, kind] = self.factory.decode(kind, rows, max_pages)
+            plan = self._captured[rows.num_rows, kind] = self.factory.make_captured(kind, num_rows=rows.num_rows, max_pages=max_pages)
         plan.plan(rows)
         return Planned(plan, rows.tokens)
 
@@ -204,20 +207,18 @@ class FlashInferAttention(AttentionBackend):
             first_page=first_page,
         )
 
-    def _borrow(self, which: str, kind: PlanKey) -> DecodePlan | PrefillPlan | RaggedPlan:
+    def _borrow(self, which: type[PlanType], kind: PlanKey) -> PlanType:
         """A wrapper that no plan of this step uses; each holds scratch memory of its own, so they are made once and used again."""
         idle = self._idle.setdefault((which, kind), [])
-        plan: DecodePlan | PrefillPlan | RaggedPlan = idle.pop() if idle else getattr(self.factory, which)(kind)
+        plan: PlanType = idle.pop() if idle else self.factory.make(which, kind)
         return plan
 
     def _take_back(self, step: StepMetadata | None) -> None:
         """The wrappers of a step that is over."""
         if step is None:
             return
-        names = {DecodePlan: "decode", PrefillPlan: "prefill", RaggedPlan: "ragged"}
-        used = [*step.ragged.values(), *(each.plan for parts in step.planned.values() for each in parts)]
-        for plan in used:
-            self._idle.setdefault((names[type(plan)], plan.key), []).append(plan)
+        for plan in (*step.ragged.values(), *(each.plan for parts in step.planned.values() for each in parts)):
+            self._idle.setdefault((type(plan), plan.key), []).append(plan)
 
 
 def _take(query: torch.Tensor, tokens: torch.Tensor | None, step: StepMetadata) -> torch.Tensor:

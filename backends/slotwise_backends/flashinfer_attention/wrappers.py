@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from slotwise.interfaces.attention import AttentionLayer
 from slotwise_backends.flashinfer_attention.pages import PagedRows
+
+PlanType = TypeVar("PlanType", bound="Plan")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,39 +58,43 @@ class WrapperFactory:
     kv_dtype: torch.dtype
     use_tensor_cores: bool | None
 
-    def decode(self, key: PlanKey, captured: PagedRows | None = None, max_pages: int = 0) -> DecodePlan:
-        """captured: rows as a graph captures them; the wrapper then keeps its page table in buffers for `max_pages` pages."""
+    def make(self, which: type[PlanType], key: PlanKey) -> PlanType:
+        """A wrapper of one of FlashInfer's three kinds."""
         import flashinfer
 
-        tensor_cores = key.num_heads // key.num_kv_heads >= 4 if self.use_tensor_cores is None else self.use_tensor_cores
-        buffers: dict[str, Any] = {}
-        if captured is not None:
-            device, num_rows = self.workspace.device, captured.num_rows
-            buffers = {
-                "use_cuda_graph": True,
-                "paged_kv_indptr_buffer": torch.zeros(num_rows + 1, dtype=torch.int32, device=device),
-                "paged_kv_indices_buffer": torch.zeros(max_pages, dtype=torch.int32, device=device),
-                "paged_kv_last_page_len_buffer": torch.ones(num_rows, dtype=torch.int32, device=device),
-            }
+        if issubclass(which, DecodePlan):
+            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+                self.workspace, kv_layout=self.kv_layout, use_tensor_cores=self._wants_tensor_cores(key)
+            )
+        elif issubclass(which, PrefillPlan):
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self.workspace, kv_layout=self.kv_layout)
+        else:
+            wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self.workspace, kv_layout="NHD")
+        return which(wrapper, self, key)
+
+    def make_captured(self, key: PlanKey, *, num_rows: int, max_pages: int) -> DecodePlan:
+        """A decode wrapper that keeps its page table in buffers which a graph may capture."""
+        import flashinfer
+
+        device = self.workspace.device
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            self.workspace, kv_layout=self.kv_layout, use_tensor_cores=tensor_cores, **buffers
+            self.workspace,
+            kv_layout=self.kv_layout,
+            use_cuda_graph=True,
+            use_tensor_cores=self._wants_tensor_cores(key),
+            paged_kv_indptr_buffer=torch.zeros(num_rows + 1, dtype=torch.int32, device=device),
+            paged_kv_indices_buffer=torch.zeros(max_pages, dtype=torch.int32, device=device),
+            paged_kv_last_page_len_buffer=torch.ones(num_rows, dtype=torch.int32, device=device),
         )
         return DecodePlan(wrapper, self, key)
 
-    def prefill(self, key: PlanKey) -> PrefillPlan:
-        """For rows of any number of query tokens."""
-        import flashinfer
-
-        return PrefillPlan(flashinfer.BatchPrefillWithPagedKVCacheWrapper(self.workspace, kv_layout=self.kv_layout), self, key)
-
-    def ragged(self, key: PlanKey) -> RaggedPlan:
-        """For keys that lie like the queries."""
-        import flashinfer
-
-        return RaggedPlan(flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self.workspace, kv_layout="NHD"), self, key)
+    def _wants_tensor_cores(self, key: PlanKey) -> bool:
+        return key.num_heads // key.num_kv_heads >= 4 if self.use_tensor_cores is None else self.use_tensor_cores
 
 
-class _Plan:
+class Plan:
+    """One wrapper, for one kind of layer."""
+
     def __init__(self, wrapper: Any, factory: WrapperFactory, key: PlanKey) -> None:
         self.wrapper, self.factory, self.key = wrapper, factory, key
 
@@ -104,7 +110,7 @@ class _Plan:
         }
 
 
-class DecodePlan(_Plan):
+class DecodePlan(Plan):
     """Rows of one query token each."""
 
     def plan(self, rows: PagedRows) -> None:
@@ -127,7 +133,7 @@ class DecodePlan(_Plan):
         return _natural(self.wrapper.run(query.contiguous(), cache, k_scale=k_scale, v_scale=v_scale, return_lse=True))
 
 
-class PrefillPlan(_Plan):
+class PrefillPlan(Plan):
     """Rows of any number of query tokens."""
 
     def plan(self, rows: PagedRows, custom_mask: torch.Tensor | None = None) -> None:
@@ -153,7 +159,7 @@ class PrefillPlan(_Plan):
         return _natural(self.wrapper.run(query.contiguous(), cache, k_scale=k_scale, v_scale=v_scale, return_lse=True))
 
 
-class RaggedPlan(_Plan):
+class RaggedPlan(Plan):
     """Encoders: keys are this step's tokens."""
 
     def plan(self, indptr: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from slotwise.plugin.component import Component
 from slotwise.plugin.hookspecs import hookimpl
 from slotwise_backends import flex_capabilities, reference_capabilities, torch_sdpa_capabilities
+from slotwise_backends.cpu_attention import capabilities as cpu_capabilities
 from slotwise_backends.flash_attention import capabilities as flash_attention_capabilities
 from slotwise_backends.flashinfer_attention import capabilities as flashinfer_capabilities
 from slotwise_backends.triton_attention import capabilities as triton_capabilities
@@ -112,4 +113,21 @@ class FlashInfer:
             capabilities=flashinfer_capabilities.CAPABILITIES,
             options=flashinfer_capabilities.FlashInferOptions,
             requires=("flashinfer-python>=0.6.13",),
+        )
+
+
+class Cpu:
+    """Entry point `cpu`."""
+
+    @staticmethod
+    @hookimpl
+    def slotwise_component() -> Component:
+        return Component(
+            slot="attention",
+            name="cpu",
+            implementation="slotwise_backends.cpu_attention.backend:CpuAttention",
+            api=">=1.1,<2",
+            summary="Native kernels in C for the instruction set at hand; the CPU default where a compiler was there at install.",
+            capabilities=cpu_capabilities.CAPABILITIES,
+            unavailable=cpu_capabilities.missing_library(),
         )

@@ -1,0 +1,194 @@
+/* Which instruction set runs, and how a step's work is spread over threads. The only functions that Python calls. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "elements.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#define ROWS_PER_TILE 32
+
+typedef int64_t (*scratch_function)(const struct attend_args *);
+typedef void (*tile_function)(const struct attend_args *, const struct tile *, struct partial *, char *);
+typedef void (*write_function)(const struct write_args *, int64_t, int64_t);
+
+struct variant {
+    const char *name;
+    scratch_function scratch;
+    tile_function tile;
+    write_function write;
+};
+
+#define VARIANT_OF(name) {#name, slotwise_scratch_##name, slotwise_tile_##name, slotwise_write_##name}
+
+static const struct variant variants[] = {
+#ifdef HAS_AVX512
+    VARIANT_OF(avx512),
+#endif
+#ifdef HAS_AVX2
+    VARIANT_OF(avx2),
+#endif
+    VARIANT_OF(baseline),
+};
+
+static int is_supported(const struct variant *variant) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (variant->name[3] == '5')
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq");
+    if (variant->name[0] == 'a') return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return 1;
+}
+
+static const struct variant *best(void) {
+    static const struct variant *found = 0;
+    if (!found)
+        for (unsigned i = 0; i < sizeof variants / sizeof *variants && !found; i++)
+            if (is_supported(&variants[i])) found = &variants[i];
+    return found;
+}
+
+const char *slotwise_variant(void) { return best()->name; }
+int slotwise_abi_version(void) { return SLOTWISE_ABI_VERSION; }
+
+static int padded(int dim) { return (dim + PADDING - 1) / PADDING * PADDING; }
+
+/* Takes a later part of the keys into the sums of the earlier ones. */
+static void merge(struct partial *into, const struct partial *part, int rows, int value_dim) {
+    for (int row = 0; row < rows; row++) {
+        float high = into->peak[row] > part->peak[row] ? into->peak[row] : part->peak[row];
+        if (high == -INFINITY) continue;
+        float mine = expf(into->peak[row] - high), yours = expf(part->peak[row] - high);
+        for (int i = 0; i < value_dim; i++) {
+            int64_t at = (int64_t)row * value_dim + i;
+            into->sum[at] = into->sum[at] * mine + part->sum[at] * yours;
+        }
+        into->total[row] = into->total[row] * mine + part->total[row] * yours;
+        into->peak[row] = high;
+    }
+}
+
+/* Sinks join once, rows that saw nothing become 0. */
+static void finish(const struct attend_args *args, const struct tile *tile, const struct partial *from, float *row_scratch) {
+    int group = args->num_heads / args->num_kv_heads, value_dim = padded(args->value_dim), size = element_size(args->query_type);
+    for (int row = 0; row < tile->num_queries * group; row++) {
+        int head = tile->kv_head * group + row % group;
+        int64_t token = args->query_start_loc[tile->row] + tile->first_query + row / group, place = token * args->num_heads + head;
+        float high = from->peak[row], factor = 0.0f, lse = -INFINITY;
+        if (high != -INFINITY) {
+            float base = args->sinks && args->sinks[head] > high ? args->sinks[head] : high;
+            float total = from->total[row] * expf(high - base) + (args->sinks ? expf(args->sinks[head] - base) : 0.0f);
+            factor = expf(high - base) / total * args->value_scale;
+            lse = base + logf(total);
+        }
+        for (int i = 0; i < args->value_dim; i++) row_scratch[i] = factor == 0.0f ? 0.0f : from->sum[(int64_t)row * value_dim + i] * factor;
+        write_elements(row_scratch, args->query_type, args->value_dim, (char *)args->output + place * args->value_dim * size);
+        if (args->lse) args->lse[place] = lse;
+    }
+}
+
+static int num_splits(const struct attend_args *args, int row) { return (args->num_keys[row] + KEYS_PER_SPLIT - 1) / KEYS_PER_SPLIT; }
+
+static struct partial partial_at(float *memory, int64_t rows) {
+    return (struct partial){memory, memory + rows, memory + 2 * rows};
+}
+
+/* Splits one after the other: each is summed on its own and then merged, exactly as if other threads had done them. */
+static void whole_tile(const struct attend_args *args, struct tile tile, float *sums, char *scratch) {
+    int group = args->num_heads / args->num_kv_heads, rows = tile.num_queries * group, value_dim = padded(args->value_dim);
+    struct partial all = partial_at(sums, rows), part = partial_at(sums + (int64_t)rows * (value_dim + 2), rows);
+    int count = num_splits(args, tile.row);
+    tile.split = 0;
+    best()->tile(args, &tile, &all, scratch);
+    for (tile.split = 1; tile.split < count; tile.split++) {
+        best()->tile(args, &tile, &part, scratch);
+        merge(&all, &part, rows, value_dim);
+    }
+    finish(args, &tile, &all, (float *)scratch);
+}
+
+/* 0, or 1 if memory ran out. */
+int slotwise_attend(const struct attend_args *args) {
+    int group = args->num_heads / args->num_kv_heads, value_dim = padded(args->value_dim);
+    int tokens_per_tile = group < ROWS_PER_TILE ? ROWS_PER_TILE / group : 1;
+    int64_t num_tiles = 0, num_parts = 0, largest = (int64_t)tokens_per_tile * group * (value_dim + 2) * 2;
+    for (int row = 0; row < args->num_rows; row++) {
+        int query_len = args->query_start_loc[row + 1] - args->query_start_loc[row];
+        num_tiles += (int64_t)((query_len + tokens_per_tile - 1) / tokens_per_tile) * args->num_kv_heads;
+        if (query_len == 1) num_parts += (int64_t)num_splits(args, row) * args->num_kv_heads;
+    }
+    if (!num_tiles) return 0;
+    int64_t part_size = (int64_t)group * (value_dim + 2), scratch_size = best()->scratch(args);
+    int num_threads = args->num_threads;
+    struct tile *tiles = malloc(sizeof *tiles * (size_t)(num_tiles + num_parts));
+    float *parts = malloc((size_t)(num_parts * part_size + 1) * 4);
+    float *sums = malloc((size_t)(num_threads * largest) * 4);
+    char *scratch = malloc((size_t)(num_threads * scratch_size));
+    if (!tiles || !parts || !sums || !scratch) {
+        free(tiles), free(parts), free(sums), free(scratch);
+        return 1;
+    }
+    /* Single tokens: one item per split, its part kept. Longer rows: one item per tile. */
+    int64_t count = 0, num_split_items = 0;
+    for (int row = 0; row < args->num_rows; row++)
+        if (args->query_start_loc[row + 1] - args->query_start_loc[row] == 1)
+            for (int head = 0; head < args->num_kv_heads; head++)
+                for (int split = 0; split < num_splits(args, row); split++) tiles[count++] = (struct tile){row, 0, 1, head, split};
+    num_split_items = count;
+    for (int row = 0; row < args->num_rows; row++) {
+        int query_len = args->query_start_loc[row + 1] - args->query_start_loc[row];
+        for (int first = 0; query_len > 1 && first < query_len; first += tokens_per_tile)
+            for (int head = 0; head < args->num_kv_heads; head++) {
+                int tokens = query_len - first < tokens_per_tile ? query_len - first : tokens_per_tile;
+                tiles[count++] = (struct tile){row, first, tokens, head, -1};
+            }
+    }
+#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
+    for (int64_t i = 0; i < count; i++) {
+#ifdef _OPENMP
+        int thread = omp_get_thread_num();
+#else
+        int thread = 0;
+#endif
+        char *mine = scratch + thread * scratch_size;
+        if (i < num_split_items) {
+            struct partial part = partial_at(parts + i * part_size, group);
+            best()->tile(args, &tiles[i], &part, mine);
+        } else {
+            whole_tile(args, tiles[i], sums + thread * largest, mine);
+        }
+    }
+    /* Parts of single tokens, in the order of their keys; a row without keys has none and becomes 0. */
+    int64_t at = 0;
+    for (int row = 0; row < args->num_rows; row++) {
+        if (args->query_start_loc[row + 1] - args->query_start_loc[row] != 1) continue;
+        for (int head = 0; head < args->num_kv_heads; head++) {
+            struct partial all = partial_at(sums, group);
+            struct tile tile = {row, 0, 1, head, -1};
+            int splits = num_splits(args, row);
+            if (splits) all = partial_at(parts + at * part_size, group);
+            else for (int i = 0; i < group; i++) all.peak[i] = -INFINITY;
+            for (int split = 1; split < splits; split++) {
+                struct partial part = partial_at(parts + (at + split) * part_size, group);
+                merge(&all, &part, group, value_dim);
+            }
+            finish(args, &tile, &all, (float *)scratch);
+            at += splits;
+        }
+    }
+    free(tiles), free(parts), free(sums), free(scratch);
+    return 0;
+}
+
+void slotwise_write(const struct write_args *args) {
+    int64_t per_thread = (args->num_tokens + args->num_threads - 1) / args->num_threads;
+#pragma omp parallel for schedule(static, 1) num_threads(args->num_threads) if (args->num_tokens >= 16)
+    for (int thread = 0; thread < args->num_threads; thread++) {
+        int64_t first = thread * per_thread, last = first + per_thread;
+        best()->write(args, first, last < args->num_tokens ? last : args->num_tokens);
+    }
+}
