@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 
 import pytest
+import torch
 
+from slotwise.interfaces.attention import AttentionBackend
 from slotwise.interfaces.kv_cache import KVCacheManager
 from slotwise.plugin.registry import ComponentRegistry
 from slotwise.testing.cases import Outcome, case_names, kit_for, run_case
 
-from .mutants import allocation_mutants, lookup_mutants, policy_mutants
+from .mutants import allocation_mutants, attention_memory_mutants, attention_rule_mutants, lookup_mutants, policy_mutants
+from .mutants.plain_attention import PlainAttention, PlainFusedAttention
 from .mutants.plain_manager import PlainKVCacheManager
 from .mutants.plain_policy import PlainPolicy
 
@@ -37,9 +41,16 @@ def mutants_in(module: ModuleType, base: type) -> list[type]:
 
 MANAGERS = [*mutants_in(lookup_mutants, PlainKVCacheManager), *mutants_in(allocation_mutants, PlainKVCacheManager)]
 POLICIES = mutants_in(policy_mutants, PlainPolicy)
+ATTENTION = [
+    found
+    for module in (attention_rule_mutants, attention_memory_mutants)
+    for found in mutants_in(module, AttentionBackend)
+    if found not in (PlainAttention, PlainFusedAttention)
+]
 
 
-def test_there_are_mutants_of_both_slots():
+def test_there_are_mutants_of_every_slot():
+    assert len(ATTENTION) >= 60
     assert len(MANAGERS) >= 15
     assert len(POLICIES) >= 10
 
@@ -54,6 +65,11 @@ def test_each_faulty_manager_is_caught_by_the_case_of_the_broken_rule(mutant):
 def test_each_faulty_policy_is_caught_by_the_case_of_the_broken_rule(mutant):
     kit = kit_for("scheduler", mutant, shrink=False, max_overtakes=0)
     assert run_case(kit, mutant.caught_by).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize("mutant", ATTENTION, ids=lambda mutant: mutant.__name__)
+def test_each_faulty_attention_backend_is_caught_by_the_case_of_the_broken_rule(mutant):
+    assert run_case(kit_for("attention", mutant), mutant.caught_by).outcome is Outcome.FAILED
 
 
 @pytest.mark.parametrize("name", BLIND_SPOTS)
@@ -77,6 +93,30 @@ def test_a_correct_manager_raises_no_alarm(case):
 @pytest.mark.parametrize("case", case_names(kit_for("scheduler", PlainPolicy)))
 def test_a_correct_policy_raises_no_alarm(case):
     assert failures("scheduler", PlainPolicy, case, seed=0) == ()
+
+
+ATTENTION_CASES = case_names(kit_for("attention", PlainAttention))
+
+
+@pytest.mark.parametrize("case", ATTENTION_CASES)
+@pytest.mark.parametrize("backend", [PlainAttention, PlainFusedAttention])
+def test_a_correct_attention_backend_raises_no_alarm(backend, case):
+    assert failures("attention", backend, case, seed=0) == ()
+
+
+@pytest.mark.parametrize("seed", range(1, 20))
+def test_a_correct_attention_backend_raises_no_alarm_whatever_the_seed(seed):
+    random_cases = ("random_shapes", "features_together")
+    assert {case: found for case in random_cases if (found := failures("attention", PlainAttention, case, seed))} == {}
+
+
+def test_rounding_of_the_last_bit_raises_no_alarm():
+    class LastBit(PlainAttention):
+        def merge(self, call, step, parts):
+            output, lse = super().merge(call, step, parts)
+            return torch.nextafter(output, torch.full_like(output, math.inf)), lse
+
+    assert {case: found for case in ("decodes", "mixed_batches", "sinks") if (found := failures("attention", LastBit, case, seed=0))} == {}
 
 
 BUILT_IN = [(slot, name) for slot in ("kv_cache", "scheduler") for name in ComponentRegistry().names(slot)]

@@ -72,12 +72,12 @@ class AttentionBatch:
         return torch.where(positions % scenario.num_ranks == scenario.rank, slots, -1)
 
     def step_keys(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`key` and `value` of this step's tokens, padding included, flat."""
+        """`key` and `value` of this step's tokens, flat; padding holds infinity, which no cache may get and no result may show."""
         padding = self.scenario.num_padding_tokens
 
         def flat(rows: list[torch.Tensor]) -> torch.Tensor:
             new = [row[row.shape[0] - query_len :] for row, query_len in zip(rows, self.scenario.query_lens, strict=True)]
-            return torch.cat([*new, torch.full((padding, *rows[0].shape[1:]), math.nan, dtype=self.dtype)]).to(self.device)
+            return torch.cat([*new, torch.full((padding, *rows[0].shape[1:]), math.inf, dtype=self.dtype)]).to(self.device)
 
         return flat(self.keys), None if self.layer.is_mla else flat(self.values)
 

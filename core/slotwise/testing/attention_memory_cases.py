@@ -150,7 +150,7 @@ class AttentionMemoryCases(AttentionKit):
         largest = torch.finfo(batch.kv_dtype).max if batch.kv_dtype.is_floating_point else 127
         rows = {}
         for which, scale in (("key", scenario.k_scale), ("value", scenario.v_scale)):
-            drawn = torch.randn(shape, generator=generator) * scale * min(largest, 200) / 2
+            drawn = torch.randn(shape, generator=generator) * scale * min(largest, 448) / 2
             rows[which] = drawn.to(batch.dtype)
         cache = self._empty_cache(backend, batch)
         key, value = rows["key"].to(batch.device), rows["value"].to(batch.device)

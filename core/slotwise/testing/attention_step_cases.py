@@ -178,6 +178,9 @@ class AttentionStepCases(AttentionKit):
         replay = _Recorded(backend, call)
         self.compare(first, call, "graph capture")
         call.query.copy_(second.query)
+        for captured_rows, rows in zip((call.key, call.value), second.step_keys(), strict=True):
+            if captured_rows is not None and rows is not None:
+                captured_rows.copy_(rows)
         cache.copy_(self.make_cache(backend, second))
         self.write_step(backend, second, cache)
         backend.build_metadata(self.request(second, for_graph_capture=True))
