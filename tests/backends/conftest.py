@@ -45,6 +45,7 @@ class PagedCase:
     unused_block_id: int = 0
     num_padding_tokens: int = 0
     seed: int = 0
+    common_prefix_len: int = 0
     layer_facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -152,7 +153,7 @@ class PagedCase:
                 key=None,
                 value=None,
                 kv_cache=cache,
-                metadata=backend.build_metadata(MetadataRequest(common=common)),
+                metadata=backend.build_metadata(MetadataRequest(common=common, common_prefix_len=self.common_prefix_len)),
                 output=output,
                 lse=lse,
                 **call_facts,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slotwise.interfaces.attention import MetadataRequest
+from slotwise_backends.key_visibility import PlanKey
 from slotwise_backends.reference import ReferenceAttention
 from slotwise_backends.reference_capabilities import ReferenceOptions
 from slotwise_backends.torch_sdpa import TorchSdpaAttention
 from slotwise_backends.torch_sdpa_capabilities import TorchSdpaOptions
+from slotwise_backends.torch_sdpa_planner import plan_for
 
 
 @st.composite
@@ -48,10 +52,76 @@ def test_equals_the_reference_on_any_batch(make_case, drawn):
     torch.testing.assert_close(output, case.run(ReferenceAttention)[0], rtol=0, atol=3e-6)
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=batches(), rule=st.sampled_from(["all", "some", "mask"]), seed=st.integers(0, 2**16))
+def test_equals_the_reference_where_rows_see_later_tokens(make_case, drawn, rule, seed):
+    shape, bucket_tokens, query_tile = drawn
+    case, generator = make_case(**shape), torch.Generator().manual_seed(seed)
+    mask = [torch.rand(q * s, generator=generator) < 0.3 for q, s in zip(case.query_lens, case.seq_lens, strict=True)]
+    rules = {
+        "all": {"causal": False},
+        "some": {"causal": torch.rand(len(case.seq_lens), generator=generator) < 0.5},
+        "mask": {"custom_mask": torch.cat(mask)},
+    }
+    common, options = case.common(**rules[rule]), TorchSdpaOptions(decode_bucket_tokens=bucket_tokens, query_tile=query_tile)
+    output, lse = case.run(TorchSdpaAttention, options=options, common=common, wants_lse=True)
+    expected, expected_lse = case.run(ReferenceAttention, common=common, wants_lse=True)
+    torch.testing.assert_close(output, expected, rtol=0, atol=3e-6)
+    torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-5)
+
+
+def test_keys_that_a_mask_hides_from_every_row_are_not_read(make_case):
+    case = make_case(query_lens=[3], seq_lens=[9])
+    mask = torch.ones(3, 9, dtype=torch.bool)
+    mask[:, 2:5] = False
+    common = case.common(custom_mask=mask.flatten())
+    clean = case.run(TorchSdpaAttention, common=common)[0]
+    case.keys[0][2:5] = case.values[0][2:5] = math.nan
+    assert torch.equal(case.run(TorchSdpaAttention, common=common)[0], clean)
+
+
+def share_prefix(case, prefix_len):
+    """Metadata whose rows all begin with the first row's blocks."""
+    for tensors in (case.keys, case.values):
+        for tensor in tensors[1:]:
+            tensor[:prefix_len] = tensors[0][:prefix_len]
+    common = case.common()
+    common.block_table[1:, : prefix_len // case.block_size] = common.block_table[:1, : prefix_len // case.block_size]
+    return common
+
+
+@pytest.mark.parametrize("layout", ["nhd", "hnd"])
+@pytest.mark.parametrize("facts", [{}, {"logits_soft_cap": 2.0}])
+def test_common_prefix_changes_nothing_but_rounding(make_case, layout, facts):
+    case = make_case(query_lens=[1, 1, 4, 1], seq_lens=[33, 60, 40, 47], layout=layout, layer_facts=facts)
+    common, sinks = share_prefix(case, 32), torch.tensor([0.5, -1.0, 2.0, 0.0])
+    expected, expected_lse = case.run(ReferenceAttention, common=common, wants_lse=True, sinks=sinks)
+    case.common_prefix_len = 32
+    output, lse = case.run(TorchSdpaAttention, common=common, wants_lse=True, sinks=sinks)
+    torch.testing.assert_close(output, expected, rtol=0, atol=3e-6)
+    torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-5)
+
+
+def test_common_prefix_is_gathered_once(make_case):
+    case = make_case(query_lens=[1, 1, 1], seq_lens=[33, 36, 34])
+    backend = case.backend(TorchSdpaAttention)
+    metadata = backend.build_metadata(MetadataRequest(common=share_prefix(case, 32), common_prefix_len=32))
+    plan = plan_for(metadata, PlanKey.of(case.layer, torch.float32, explicit=False, cascades=True))
+    assert plan.prefix.rows.k.numel() == 32
+    assert [bucket.width for bucket in plan.buckets] == [4]
+
+
+def test_rows_that_end_inside_the_common_prefix_turn_the_cascade_off(make_case):
+    case = make_case(query_lens=[1, 1], seq_lens=[32, 36])
+    backend = case.backend(TorchSdpaAttention)
+    metadata = backend.build_metadata(MetadataRequest(common=share_prefix(case, 32), common_prefix_len=32))
+    assert plan_for(metadata, PlanKey.of(case.layer, torch.float32, explicit=False, cascades=True)).prefix is None
+
+
 def plan_of(case, layer=None, **options):
     backend = case.backend(TorchSdpaAttention, TorchSdpaOptions(**options))
     metadata = backend.build_metadata(MetadataRequest(common=case.common()))
-    return metadata, metadata.plan(layer or case.layer, torch.float32, explicit=False)
+    return metadata, plan_for(metadata, PlanKey.of(layer or case.layer, torch.float32, explicit=False))
 
 
 def test_rows_of_similar_length_share_a_bucket_and_padding_stays_bounded(make_case):
@@ -77,8 +147,8 @@ def test_a_row_longer_than_a_bucket_stands_alone(make_case):
 def test_layers_that_agree_share_one_plan(make_case):
     case = make_case(query_lens=[1, 3], seq_lens=[9, 9])
     metadata, plan = plan_of(case)
-    assert metadata.plan(dataclasses.replace(case.layer, name="other", index=1), torch.float32, explicit=False) is plan
-    assert metadata.plan(dataclasses.replace(case.layer, sliding_window=4), torch.float32, explicit=False) is not plan
+    assert plan_for(metadata, PlanKey.of(dataclasses.replace(case.layer, name="other", index=1), torch.float32, explicit=False)) is plan
+    assert plan_for(metadata, PlanKey.of(dataclasses.replace(case.layer, sliding_window=4), torch.float32, explicit=False)) is not plan
 
 
 def test_windowed_layers_gather_only_their_window(make_case):

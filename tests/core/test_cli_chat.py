@@ -72,7 +72,7 @@ def test_answers_go_to_stdout_and_everything_else_to_stderr(cli, llm, chat_model
     assert code == 0
     assert out == "".join(text if text.endswith("\n") else text + "\n" for text in (first, second))
     banner, *summaries = err.splitlines()
-    assert "context 512 tokens | attention=torch_sdpa" in banner
+    assert "context 512 tokens | attention=" in banner
     assert [line.partition("first token")[0] for line in summaries] == [
         "cut by --max-tokens | 20 prompt + 8 new tokens | ",
         f"cut by --max-tokens | {20 + 8 + 1 + 9 + 11} prompt + 8 new tokens | ",

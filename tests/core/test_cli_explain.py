@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 from rich.console import Console
 
 from slotwise.cli import main
-from slotwise.cli.explanation import NEEDS_MODEL, Explanation, LayerChoice, complete
+from slotwise.cli.deviation import LayerChoice
+from slotwise.cli.explanation import NEEDS_MODEL, Explanation, complete
 from slotwise.cli.explanation_view import candidate_rows, choice_row, explanation_record, layer_rows, render_explanation
 from slotwise.config.engine_config import EngineConfig
 from slotwise.config.loading import load_config
+from slotwise.engine.plan import LayerPlan
 from slotwise.errors import ResolutionError
 from slotwise.interfaces.attention import AttentionLayer
 from slotwise.interfaces.model import ModelDescription
@@ -73,7 +76,27 @@ def test_candidates_say_how_they_stand() -> None:
 
 
 def test_layers_served_alike_share_a_row() -> None:
-    assert layer_rows(FULL.layers) == [("l0 .. l1 (2)", "full", "sdpa", "sdpa"), ("l2", "sliding", "a", "b")]
+    rows = [row[:4] for row in layer_rows(FULL.layers, ())]
+    assert rows == [("l0 .. l1 (2)", "full", "sdpa", "sdpa"), ("l2", "sliding", "a", "b")]
+
+
+def test_a_layer_row_names_what_decided_and_what_kept_each_other_candidate() -> None:
+    whole = Resolution(
+        slot="attention", part="", asked="slow", chosen="slow", reason="", candidates=(candidate("slow", chosen=True), candidate("sdpa"))
+    )
+    layers = [LayerChoice("l0", "full", "slow", "sdpa", "attention", "attention.decode")]
+    assert layer_rows(layers, (whole, ATTENTION)) == [
+        (
+            "l0",
+            "full",
+            "slow",
+            "sdpa",
+            "attention, attention.decode",
+            "attention: sdpa (not named); attention.decode: triton (device, dtype), slow (preference 1)",
+        )
+    ]
+    alone = [LayerChoice("l0", "full", "sdpa", "sdpa", "attention.decode", "attention.decode")]
+    assert layer_rows(alone, (ATTENTION,))[0][4:] == ("attention.decode", "triton (device, dtype), slow (preference 1)")
 
 
 def test_text_shows_model_machine_choice_refusals_layers_and_no_markup() -> None:
@@ -91,7 +114,10 @@ def test_text_shows_model_machine_choice_refusals_layers_and_no_markup() -> None
 def test_record_is_json_and_carries_every_candidate() -> None:
     record: dict[str, Any] = json.loads(json.dumps(explanation_record(FULL)))
     assert record["slots"][0]["candidates"][1]["refusals"][1]["change"] == "model.dtype = float16"
-    assert record["layers"][2] == {"name": "l2", "kind": "sliding", "prefill": "a", "decode": "b"}
+    assert record["layers"][2] == {
+        "name": "l2", "kind": "sliding", "prefill": "a", "decode": "b", "prefill_by": "attention", "decode_by": "attention",
+    }  # fmt: skip
+    assert record["deviations"] == []
     assert (record["model"]["architecture"], record["model"]["num_layers"], record["machine"]["device_type"]) == ("Tiny", 1, "cpu")
     assert record["error"] is None
 
@@ -128,13 +154,19 @@ def test_explain_checks_the_configuration_first(tmp_path: Path, capsys: pytest.C
     assert json.loads(capsys.readouterr().err)["error"]["key"] == "scheduler.use"
 
 
+LAYER_PLANS = (
+    LayerPlan(name="l0", kind="full", prefill="sdpa", decode="sdpa"),
+    LayerPlan(name="l1", kind="full", prefill="sdpa", decode="sdpa", decode_part="decode"),
+)
+
+
 class Plan:
     """What `plan_engine` returns, as far as `explain` reads it."""
 
     def __init__(self, config: EngineConfig, *, weigh_all: bool = False) -> None:
         named = complete((), config, ComponentRegistry(), NEEDS_MODEL)
         self.resolutions = tuple(resolution for resolution in named if resolution.slot in ("scheduler", "kv_cache"))
-        self.layers = FULL.layers
+        self.layers = LAYER_PLANS
         self.machine = FULL.machine
         self.model = FULL.model
 
@@ -173,7 +205,53 @@ def test_plan_is_shown_with_the_slots_it_left_open(run: Callable[..., tuple[int,
         "model": None,
         "weights": None,
     }
-    assert len(record["layers"]) == 3
+    assert [(layer["prefill_by"], layer["decode_by"]) for layer in record["layers"]] == [
+        ("attention", "attention"),
+        ("attention", "attention.decode"),
+    ]
+
+
+class DecidedPlan(Plan):
+    """Nothing is left open, and the attention slot was decided by `auto`."""
+
+    def __init__(self, config: EngineConfig, *, weigh_all: bool = False) -> None:
+        super().__init__(config)
+        left_open = [replace(FAILED, slot=slot, chosen="fast") for slot in ("sampler", "model", "weights")]
+        whole = replace(ATTENTION, part="", asked=config.attention.use)
+        self.resolutions = (*self.resolutions, *left_open, whole)
+
+
+class DeviatingPlan(DecidedPlan):
+    """A component of higher preference was refused."""
+
+    def __init__(self, config: EngineConfig, *, weigh_all: bool = False) -> None:
+        super().__init__(config)
+        preferred = candidate("triton", DEVICE, preference=60)
+        whole = replace(self.resolutions[-1], candidates=(candidate("sdpa", chosen=True), preferred))
+        self.resolutions = (*self.resolutions[:-1], whole)
+
+
+def test_strict_passes_where_every_layer_is_served_as_configured(run: Callable[..., tuple[int, str, str]]) -> None:
+    assert run(DecidedPlan, "--strict")[0] == 0
+
+
+def test_strict_fails_and_names_the_layers_where_auto_could_not_take_what_it_prefers(run: Callable[..., tuple[int, str, str]]) -> None:
+    code, output, _ = run(DeviatingPlan, "--strict")
+    assert code == 1
+    assert "Deviates: l0 .. l1 (2), prefill: served by sdpa instead of triton" in output
+    assert "preferred on this device (60), but device: wanted cpu, offered cuda" in output
+    code, output, _ = run(DeviatingPlan, "--json")
+    assert code == 0
+    assert [(item["phase"], item["expected"]) for item in json.loads(output)["deviations"]] == [
+        ("prefill", "triton"),
+        ("decode", "triton"),
+    ]
+
+
+def test_strict_fails_where_a_layer_is_served_by_another_than_the_one_named(run: Callable[..., tuple[int, str, str]]) -> None:
+    code, output, _ = run(DecidedPlan, "--strict", "--set", "attention.use=reference")
+    assert code == 1
+    assert "Deviates: l0 .. l1 (2), prefill: served by sdpa instead of reference: it is named in the configuration" in output
 
 
 def test_strict_makes_an_open_slot_a_failure(run: Callable[..., tuple[int, str, str]]) -> None:

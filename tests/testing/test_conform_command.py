@@ -83,3 +83,65 @@ def test_seed_and_options_reach_the_kit(conform):
     )
     assert code == 0
     assert "1 pass" in out
+
+
+ATTENTION_CASES = ("decodes", "sinks", "cascade", "sliding_window", "fused_write_stores_each_token_in_its_slot")
+ATTENTION = tuple(word for case in ATTENTION_CASES for word in ("--case", case))
+
+
+def test_attention_reports_capabilities_and_errors(conform):
+    code, out, _ = conform("attention", "reference", *ATTENTION, "--json")
+    record = json.loads(out)
+    assert code == 0
+    outcomes = {row["capability"]: row["outcome"] for row in record["capabilities"]}
+    assert outcomes["dtypes"] == outcomes["sinks"] == outcomes["sliding_window"] == "pass"
+    assert outcomes["cascade"] == outcomes["fused_kv_write"] == "not claimed"
+    assert set(record["errors_ulps"]) >= {"decode, float32", "sinks", "sliding window"}
+    assert record["timings"] == []
+
+
+def test_a_false_claim_is_a_failed_capability(conform, monkeypatch):
+    from .mutants.attention_rule_mutants import SinkIgnored
+
+    real_kit = cases.kit_for
+    monkeypatch.setattr(cases, "kit_for", lambda slot, name, **facts: real_kit(slot, SinkIgnored, **facts | {"options": None}))
+    code, out, _ = conform("attention", "reference", *ATTENTION, "--json")
+    record = json.loads(out)
+    assert (code, record["ok"]) == (1, False)
+    assert {row["capability"] for row in record["capabilities"] if row["outcome"] == "fail"} == {"sinks"}
+
+
+def test_the_page_holds_everything_and_loads_nothing(conform, tmp_path):
+    page = tmp_path / "report.html"
+    code, _, _ = conform("attention", "torch_sdpa", *ATTENTION, "--html", str(page))
+    text = page.read_text(encoding="utf-8")
+    assert code == 0
+    assert "attention:torch_sdpa" in text
+    assert all(case in text for case in ATTENTION_CASES)
+    assert "src=" not in text
+    assert "<script" not in text
+    assert "href=" not in text
+
+
+def test_times_stand_beside_the_reference(monkeypatch):
+    from slotwise.testing import attention_timing
+    from slotwise.testing.cases import kit_for
+
+    monkeypatch.setattr(attention_timing, "SHAPES", {"small": ((1, 1), (5, 9))})
+    timings = attention_timing.time_beside_reference(kit_for("attention", "torch_sdpa"), kit_for("attention", "reference"))
+    assert [timing.shape for timing in timings] == ["small"]
+    assert timings[0].ratio == pytest.approx(timings[0].reference_us / timings[0].backend_us)
+
+
+def test_a_backend_that_cannot_run_here_is_refused_with_the_way_out(conform, monkeypatch):
+    import dataclasses
+
+    from slotwise.testing.attention_kit import AttentionKit
+
+    claims = AttentionKit.claims.fget
+    monkeypatch.setattr(AttentionKit, "claims", property(lambda self: dataclasses.replace(claims(self), devices=("cuda",))))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, _, err = conform("attention", "reference")
+    assert code != 0
+    assert "cuda" in err
+    assert "--device" in err

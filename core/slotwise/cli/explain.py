@@ -13,11 +13,16 @@ import typer
 from slotwise.cli.parameters import AsJson, SetValues
 from slotwise.cli.rendering import write, write_json
 
+_STRICT = (
+    "Exit with 1 if a slot stays open, or if a layer deviates: another backend serves it than the one named, or `auto` could not take the "
+    "one it prefers on this device. Also make a broken plug-in an error, chosen or not."
+)
+
 
 def explain(
     config: Annotated[Path, typer.Argument(help="Configuration file.")],
     set_values: SetValues = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Make a broken plug-in an error, chosen or not, and an open slot too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help=_STRICT)] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show for every slot what is chosen, the candidates, and each refusal with what was wanted and offered."""
@@ -34,5 +39,5 @@ def explain(
         write(*render_explanation(explanation))
     if explanation.failure is not None:
         raise explanation.failure
-    if strict and explanation.has_open_slots:
+    if strict and (explanation.has_open_slots or explanation.deviations):
         raise typer.Exit(1)

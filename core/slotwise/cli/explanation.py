@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from slotwise.cli.deviation import Deviation, LayerChoice, find_deviations
 from slotwise.config.components import AUTO, NamedComponent, check_components, named_components, open_registry
 from slotwise.config.engine_config import EngineConfig
 from slotwise.config.origins import DroppedOption, Origins
@@ -21,20 +22,14 @@ from slotwise.plugin.resolution import Candidate, Refusal, Resolution
 from slotwise.plugin.resolver import resolve_slot
 from slotwise.plugin.states import PluginState, PluginStatus
 
+if TYPE_CHECKING:
+    from slotwise.engine.plan import LayerPlan
+
 NEEDS_MODEL = "needs a model: set model.source"
 NEEDS_MODEL_SLOT = "attention"
 """Even by name this slot cannot be judged without a model: its predicates are about the layers."""
 OBSERVER = "observer"
 """The slot that several components fill at once."""
-
-
-class LayerChoice(NamedTuple):
-    """Which backend serves one layer in each phase."""
-
-    name: str
-    kind: str
-    prefill: str
-    decode: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +38,8 @@ class Explanation:
 
     resolutions: tuple[Resolution, ...]
     layers: tuple[LayerChoice, ...] = ()
+    deviations: tuple[Deviation, ...] = ()
+    """What `--strict` fails over."""
     machine: Any = None
     """A `MachineDescription`, None if the plan failed."""
     model: Any = None
@@ -69,13 +66,20 @@ def explain_config(config: EngineConfig, origins: Origins) -> Explanation:
         failed = () if error.resolution is None else (error.resolution,)
         found = complete((*error.decided, *failed), config, registry, "not decided: another slot cannot be filled")
         return Explanation(resolutions=found, dropped=origins.dropped, failure=error)
+    layers = tuple(_layer_choice(layer) for layer in plan.layers)
     return Explanation(
         resolutions=complete(plan.resolutions, config, registry, NEEDS_MODEL),
-        layers=tuple(LayerChoice(layer.name, layer.kind, layer.prefill, layer.decode) for layer in plan.layers),
+        layers=layers,
+        deviations=find_deviations(config.attention, layers, plan.resolutions),
         machine=plan.machine,
         model=plan.model,
         dropped=origins.dropped,
     )
+
+
+def _layer_choice(layer: LayerPlan) -> LayerChoice:
+    decided_by = [f"attention.{part}" if part else "attention" for part in (layer.prefill_part, layer.decode_part)]
+    return LayerChoice(layer.name, layer.kind, layer.prefill, layer.decode, *decided_by)
 
 
 def complete(decided: Sequence[Resolution], config: EngineConfig, registry: ComponentRegistry, open_reason: str) -> tuple[Resolution, ...]:

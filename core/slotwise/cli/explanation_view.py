@@ -7,9 +7,11 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from slotwise.cli.explanation import Explanation, LayerChoice
+from slotwise.cli.deviation import LayerChoice
+from slotwise.cli.explanation import Explanation
 from slotwise.cli.failures import error_record
 from slotwise.cli.rendering import table
+from slotwise.engine.attention_report import layer_span
 from slotwise.plugin.resolution import Candidate, Resolution
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ def explanation_record(explanation: Explanation) -> dict[str, Any]:
     return {
         "slots": [resolution.to_dict() for resolution in explanation.resolutions],
         "layers": [layer._asdict() for layer in explanation.layers],
+        "deviations": [deviation._asdict() for deviation in explanation.deviations],
         "machine": None if explanation.machine is None else asdict(explanation.machine),
         "model": model,
         "dropped": [item.to_dict() for item in explanation.dropped],
@@ -47,7 +50,10 @@ def render_explanation(explanation: Explanation) -> Iterator[RenderableType]:
         )
     if explanation.layers:
         yield ""
-        yield table(("layers", "kind", "prefill", "decode"), layer_rows(explanation.layers))
+        columns = ("layers", "kind", "prefill", "decode", "decided by", "why not the others")
+        yield table(columns, layer_rows(explanation.layers, explanation.resolutions))
+    for deviation in explanation.deviations:
+        yield f"Deviates: {deviation}"
     for item in explanation.dropped:
         yield f"Note: {item}"
 
@@ -69,14 +75,31 @@ def candidate_rows(candidate: Candidate, resolution: Resolution) -> list[tuple[s
     ]
 
 
-def layer_rows(layers: Iterable[LayerChoice]) -> list[tuple[str, ...]]:
-    """One row per run of layers that are served alike: `first .. last (count)`."""
+def layer_rows(layers: Iterable[LayerChoice], resolutions: Iterable[Resolution]) -> list[tuple[str, ...]]:
+    """One row per run of layers that are served alike, for the same reasons."""
+    traces = {resolution.where: resolution for resolution in resolutions if resolution.slot == "attention"}
     rows: list[tuple[str, ...]] = []
-    for (kind, prefill, decode), run in groupby(layers, key=lambda layer: (layer.kind, layer.prefill, layer.decode)):
-        names = [layer.name for layer in run]
-        title = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)})"
-        rows.append((title, kind, prefill, decode))
+    for (_, prefill, decode, *decided_by), run in groupby(layers, key=lambda layer: layer[1:]):
+        members = list(run)
+        parts = tuple(dict.fromkeys(decided_by))
+        others = {part: _others(traces[part]) for part in parts if part in traces}
+        why_not = "; ".join(text if len(others) == 1 else f"{part}: {text}" for part, text in others.items())
+        rows.append((layer_span([layer.name for layer in members]), members[0].kind, prefill, decode, ", ".join(parts), why_not))
     return rows
+
+
+def _others(resolution: Resolution) -> str:
+    """What kept each candidate that was not taken from the layers of a part, in a word or two; the part's own table has the details."""
+    said = []
+    for candidate in resolution.candidates:
+        if not candidate.chosen:
+            refused = ", ".join(refusal.predicate for refusal in candidate.refusals)
+            said.append(f"{candidate.name} ({refused or _standing(candidate, resolution)})")
+    return ", ".join(said)
+
+
+def _standing(candidate: Candidate, resolution: Resolution) -> str:
+    return f"preference {candidate.preference}" if resolution.asked == "auto" else "not named"
 
 
 def _verdict(candidate: Candidate, resolution: Resolution) -> str:

@@ -109,7 +109,10 @@ class KVCacheConfig(SlotConfig):
         None, ge=1, description="Memory of the pool in MiB; by default what full load needs, within a quarter of the free memory."
     )
     enable_prefix_caching: bool = Field(True, description="Reuse the KV of equal prefixes between requests.")
-    dtype: str = Field("auto", description="Storage dtype; `auto` = the model's.")
+    dtype: str = Field(
+        "auto",
+        description="Storage dtype; `auto` = the model's. `int8` and `float8_e4m3fn` halve or quarter it, with scales found at the start.",
+    )
     layout: str = Field("auto", description="Memory layout (`nhd`, `hnd`, or a backend's own); `auto` = first that all backends accept.")
     hash_seed: str | None = Field(None, description="Fixes the start of hash chains, to share hashes between processes; random by default.")
     sanitize: bool = Field(

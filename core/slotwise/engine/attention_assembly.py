@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from slotwise.engine.attention_dispatch import AttentionDispatch, BoundLayer, GroupBackends
+from slotwise.engine.attention_report import serving_lines
 from slotwise.engine.kv_layout import allocate
 from slotwise.engine.kv_plan import KVPlan
 from slotwise.engine.kv_scales import NO_SCALES, KVScales
@@ -24,6 +25,8 @@ def build_attention(
 ) -> AttentionDispatch:
     """`num_blocks` counts the null block. scales: by layer name, of a quantised cache."""
     groups = [_group_backends(plan, model_plan, group, max_model_len) for group in model_plan.kv.groups]
+    for line in serving_lines(plan.attention, model_plan.layers):
+        logger.info("%s", line)
     group_of = model_plan.kv.group_of_layer()
     layouts: dict[str, KVCacheLayout] = {}
     for layer in model_plan.description.layers:

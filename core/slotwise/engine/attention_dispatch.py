@@ -51,6 +51,8 @@ class AttentionPart:
     metadata: Any
     slot_mapping: torch.Tensor
     tokens: slice
+    common_prefix_len: int = 0
+    """What `metadata` was built for."""
 
     def write_kv(self, bound: BoundLayer, key: torch.Tensor, value: torch.Tensor | None) -> None:
         """Store the part of the batch's `key` and `value` that this backend serves; MLA layers have no `value`."""
@@ -124,11 +126,8 @@ class AttentionDispatch:
         backends, twin = self.groups[group], self._twins[group]
         if backends.is_split:
             return _split_parts(backends, common, num_common_blocks)
-        if twin is not None and not num_common_blocks:
-            metadata = backends.decode.update_block_table(self._parts[twin][0].metadata, common.block_table, common.slot_mapping)
-            if metadata is not None:
-                return [AttentionPart(backends.decode, metadata, common.slot_mapping, slice(0, common.num_tokens))]
-        return [_part(backends.decode, common, 0, num_common_blocks)]
+        known = None if twin is None else self._parts[twin][0]
+        return [_part(backends.decode, common, 0, num_common_blocks, known)]
 
     def end_step(self) -> None:
         """Drop the step's metadata."""
@@ -183,9 +182,20 @@ def _split_parts(backends: GroupBackends, common: CommonAttentionMetadata, num_c
     return parts
 
 
-def _part(backend: AttentionBackend, common: CommonAttentionMetadata, first_token: int, num_common_blocks: int) -> AttentionPart:
+def _part(
+    backend: AttentionBackend,
+    common: CommonAttentionMetadata,
+    first_token: int,
+    num_common_blocks: int,
+    twin: AttentionPart | None = None,
+) -> AttentionPart:
+    """`twin`: the same rows in another group, whose metadata may be made over."""
     prefix_len = 0
     if num_common_blocks and backend.capabilities.cascade:
         prefix_len = usable_prefix_len(num_common_blocks, backend.setup.block_size, common)
-    metadata = backend.build_metadata(MetadataRequest(common=common, common_prefix_len=prefix_len))
-    return AttentionPart(backend, metadata, common.slot_mapping, slice(first_token, first_token + common.num_tokens))
+    metadata = None
+    if twin is not None and twin.common_prefix_len == prefix_len:
+        metadata = backend.update_block_table(twin.metadata, common.block_table, common.slot_mapping)
+    if metadata is None:
+        metadata = backend.build_metadata(MetadataRequest(common=common, common_prefix_len=prefix_len))
+    return AttentionPart(backend, metadata, common.slot_mapping, slice(first_token, first_token + common.num_tokens), prefix_len)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slotwise.interfaces.attention import AttentionLayer
+from slotwise.interfaces.attention import ENCODER, ENCODER_ONLY, AttentionLayer
 from slotwise.interfaces.kv_cache import KVGroup
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
@@ -42,12 +42,13 @@ class KVPlan:
 
 
 def plan_kv_groups(layers: Sequence[AttentionLayer], *, block_size: int, kv_dtype: str) -> KVPlan:
-    """Group the layers that own KV. `kv_dtype` is a storage dtype, not `auto`."""
+    """Group the layers that own KV; those of an encoder cache none. `kv_dtype` is a storage dtype, not `auto`."""
     buckets: dict[tuple[object, ...], list[AttentionLayer]] = {}
     for layer in layers:
-        if layer.kv_sharing_target is None:
-            key = (layer.kind, layer.sliding_window, layer.chunk_len, layer.num_kv_heads, layer.head_dim, layer.latent_value_dim)
-            buckets.setdefault(key, []).append(layer)
+        if layer.kv_sharing_target is None and layer.attention_type not in (ENCODER, ENCODER_ONLY):
+            buckets.setdefault(_bucket_of(layer), []).append(layer)
+    if not buckets:
+        return KVPlan(groups=(), memory_of_layer={}, bytes_of_memory=())
     group_size = _group_size([len(bucket) for bucket in buckets.values()])
     groups: list[KVGroup] = []
     memory_of_layer: dict[str, int] = {}
@@ -78,6 +79,12 @@ def plan_kv_groups(layers: Sequence[AttentionLayer], *, block_size: int, kv_dtyp
         bytes_of_memory=tuple(size for _, size in memories),
         sharing_target=sharing_target,
     )
+
+
+def _bucket_of(layer: AttentionLayer) -> tuple[object, ...]:
+    """Layers with an equal one may share a block table."""
+    shape = (layer.num_kv_heads, layer.head_dim, layer.latent_value_dim)
+    return (*shape, layer.kind, layer.sliding_window, layer.chunk_len, layer.attention_type)
 
 
 def _group_size(bucket_sizes: Sequence[int]) -> int:

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 
 from slotwise.config.engine_config import AttentionConfig, EngineConfig, SlotConfig, slot_path
 from slotwise.engine.kv_layout import negotiate_layout
-from slotwise.engine.kv_plan import KVPlan, plan_kv_groups
-from slotwise.errors import ConfigError, ResolutionError
-from slotwise.interfaces.attention import DECODE, PHASES, PREFILL, STANDARD_KV_LAYOUTS, AttentionLayer
+from slotwise.engine.kv_plan import DTYPE_BYTES, KVPlan, plan_kv_groups
+from slotwise.errors import ConfigError, ModelLoadError, ResolutionError
+from slotwise.interfaces.attention import DECODE, DECODER, PHASES, PREFILL, STANDARD_KV_LAYOUTS, AttentionLayer
 from slotwise.interfaces.model import Model, ModelDescription, ModelSetup
 from slotwise.model_source import ModelSource, find_model
 from slotwise.plugin.contract import import_implementation
@@ -53,6 +53,9 @@ class LayerPlan:
     prefill: str
     decode: str
     """Names of attention components."""
+    prefill_part: str = ""
+    decode_part: str = ""
+    """Which entry of `[attention]` decided: a layer kind, a phase, or empty for `use`; the `part` of a `Resolution`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,12 +169,20 @@ def _plan_model(plan: EnginePlan, source: ModelSource) -> ModelPlan:
     chosen = _resolve(plan, "model", config.model, model=description)
     max_model_len = _max_model_len(config, source.max_model_len)
     model: Model = chosen.implementation()(
-        ModelSetup(hf_config=source.hf_config, dtype=dtype, device=plan.machine.device, seed=config.seed, options=chosen.options)
+        ModelSetup(
+            hf_config=source.hf_config,
+            dtype=dtype,
+            device=plan.machine.device,
+            max_model_len=max_model_len,
+            seed=config.seed,
+            options=chosen.options,
+        )
     )
     description = dataclasses.replace(description, vocab_size=model.vocab_size, layers=model.attention_layers)
     _resolve(plan, "weights", config.weights, model=description)
+    _check_layers(description)
     layers = _plan_layers(plan, description)
-    kv_dtype = dtype if config.kv_cache.dtype == "auto" else config.kv_cache.dtype
+    kv_dtype = _storage_dtype(config, dtype)
     kv_plan = plan_kv_groups(description.layers, block_size=config.kv_cache.block_size, kv_dtype=kv_dtype)
     _check_pool_size(plan, kv_plan)
     return ModelPlan(
@@ -184,6 +195,25 @@ def _plan_model(plan: EnginePlan, source: ModelSource) -> ModelPlan:
         kv_dtype=kv_dtype,
         kv_layout=_agree_on_layout(plan),
     )
+
+
+def _check_layers(model: ModelDescription) -> None:
+    """Raises ModelLoadError for layers that a backend may serve, but this engine cannot feed: it caches decoder tokens alone."""
+    others = [layer.name for layer in model.layers if layer.attention_type != DECODER]
+    if others:
+        raise ModelLoadError(
+            f"{model.architecture} has layers that do not attend to earlier tokens of their own sequence ({', '.join(others[:4])}); "
+            "the engine runs decoder-only models."
+        )
+
+
+def _storage_dtype(config: EngineConfig, model_dtype: str) -> str:
+    wanted = config.kv_cache.dtype
+    if wanted != "auto" and wanted not in DTYPE_BYTES:
+        raise ConfigError(
+            f'kv_cache.dtype is "{wanted}", of which the size is not known; known are auto, {", ".join(DTYPE_BYTES)}.', key="kv_cache.dtype"
+        )
+    return model_dtype if wanted == "auto" else wanted
 
 
 def _check_pool_size(plan: EnginePlan, kv_plan: KVPlan) -> None:
@@ -231,6 +261,8 @@ def _plan_layers(plan: EnginePlan, model: ModelDescription) -> tuple[LayerPlan, 
             kind=layer.kind,
             prefill=backend_of_part[_part(section, layer, PREFILL)],
             decode=backend_of_part[_part(section, layer, DECODE)],
+            prefill_part=_part(section, layer, PREFILL),
+            decode_part=_part(section, layer, DECODE),
         )
         for layer in model.layers
     )

@@ -110,6 +110,8 @@ class ModelSetup:
     """Dtype of parameters and activations, torch's name."""
     device: str
     """Torch device, `cpu`, `cuda:0`, ..."""
+    max_model_len: int | None = None
+    """Longest sequence the engine will let a request have; None = not known, the model's own limit holds."""
     seed: int = 0
     """Seed of whatever the model draws itself."""
     options: BaseModel | None = None

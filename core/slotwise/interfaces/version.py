@@ -27,6 +27,6 @@ CONTRACT_CHANGES: Final[dict[str, dict[str, str]]] = {
         "1.1": "adds MLA layers (latent_value_dim), encoder and cross attention, context-parallel rank and size, batch_invariant in the "
         "setup, combinations a backend refuses (not_together)",
     },
-    "model": {"1.0": "first version", "1.1": "AttentionContext.attend takes alibi_slopes"},
+    "model": {"1.0": "first version", "1.1": "AttentionContext.attend takes alibi_slopes; the setup has max_model_len"},
 }
 """Slot -> version -> one line on what changed; quoted when a component's range does not include `CONTRACT_VERSIONS`."""

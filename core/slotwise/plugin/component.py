@@ -33,5 +33,5 @@ class Component:
     requires: tuple[str, ...] = ()
     """Distributions that must be installed, PEP 508 (`"flashinfer-python>=0.6"`)."""
     unavailable: tuple[str, str] | None = None
-    """(cause, cure) where a light look shows that it cannot run here though `requires` is met: a library that was not built, none of several
-    packages installed. None = nothing known against it."""
+    """(cause, cure) where a light look shows that it cannot run here though `requires` is met: a library that was not built, none of
+    several packages installed. None = nothing known against it."""

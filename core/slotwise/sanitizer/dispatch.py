@@ -58,7 +58,7 @@ class SanitizedAttentionDispatch(AttentionDispatch):
         turn = LayerTurn(bound=bound, slots=self.guard.slots_of(bound), step=self.guard.step, key=key, value=value)
         writes = WriteCheck(turn)
         writes.nothing_changed("Something between this layer's last turn and this one")
-        if key is not None and value is not None:
+        if key is not None:
             for part in parts:
                 if not part.backend.capabilities.fused_kv_write:
                     part.write_kv(bound, key, value)
@@ -67,7 +67,7 @@ class SanitizedAttentionDispatch(AttentionDispatch):
         def forward(part: AttentionPart, output: torch.Tensor) -> None:
             part.forward(bound, query, key, value, output, sinks=sinks, alibi_slopes=alibi_slopes)
 
-        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        output = torch.empty(*query.shape[:2], bound.layer.value_dim, dtype=query.dtype, device=query.device)
         for part in parts:
             forward(part, output)
             who = f"{name_of(part.backend)}.forward"

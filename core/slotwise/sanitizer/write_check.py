@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from slotwise.engine.kv_layout import stored as as_stored
+from slotwise.engine.kv_scales import KVScales
 from slotwise.sanitizer.faults import KVFault
 from slotwise.sanitizer.layer_turn import LayerTurn
 
@@ -61,7 +63,8 @@ class WriteCheck:
             return ""
         step = turn.step
         keys = turn.key[: step.query_start_loc[-1]]
-        same = _right_rows(turn.bound.kv_cache[block, 0, offset].expand_as(keys), keys).nonzero()
+        stored = turn.bound.kv_cache[block, 0, offset].expand_as(keys)
+        same = _right_rows(stored, keys, turn.bound.scales.k).nonzero()
         if not len(same):
             return ""
         token = int(same[0])
@@ -75,12 +78,13 @@ class WriteCheck:
         slots = slot_mapping[kept]
         key, value = turn.key[tokens][kept], turn.value[tokens][kept]
         stored = turn.slots.real[turn.slots.place(slots)].view(turn.bound.kv_cache.dtype)
-        wrong = (~(_right_rows(stored[:, 0], key) & _right_rows(stored[:, 1], value))).nonzero()
+        scales = turn.bound.scales
+        wrong = (~(_right_rows(stored[:, 0], key, scales.k) & _right_rows(stored[:, 1], value, scales.v))).nonzero()
         if not len(wrong):
             return
         index = int(wrong[0])
         token, (block, offset) = tokens.start + int(kept[index]), divmod(int(slots[index]), turn.slots.block_size)
-        fault, what = KVFault.WRONG_VALUE, _what_is_wrong(stored[index], key[index], value[index])
+        fault, what = KVFault.WRONG_VALUE, _what_is_wrong(stored[index], key[index], value[index], scales)
         if bool((turn.slots.real[block, :, offset] == before[index]).all()):
             fault, what = KVFault.MISSING_WRITE, "was not written"
         request_id = turn.step.request_ids[turn.step.row_of_token(token)]
@@ -94,11 +98,11 @@ class WriteCheck:
         )
 
 
-def _what_is_wrong(stored: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str:
+def _what_is_wrong(stored: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scales: KVScales) -> str:
     """stored: [2, num_kv_heads, head_dim]; key, value: [num_kv_heads, head_dim]. The end of "the slot ..."."""
 
     def holds(place: int, wanted: torch.Tensor) -> bool:
-        return bool(_right_rows(stored[place : place + 1], wanted[None])[0])
+        return bool(_right_rows(stored[place : place + 1], wanted[None], scales.v if place else scales.k)[0])
 
     if holds(1, key):
         return "holds K in V's place"
@@ -111,11 +115,12 @@ def _what_is_wrong(stored: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
     return "holds something else than the token's K and V"
 
 
-def _right_rows(stored: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def _right_rows(stored: torch.Tensor, wanted: torch.Tensor, scale: float) -> torch.Tensor:
     """[num_tokens] bool: does each row hold the wanted values, within two units in the last place of the storage dtype?
 
     stored, wanted: [num_tokens, num_kv_heads, head_dim].
     """
     limits = torch.finfo(stored.dtype)
-    same = torch.isclose(stored.double(), wanted.to(stored.dtype).double(), rtol=2 * limits.eps, atol=limits.tiny, equal_nan=True)
+    right = as_stored(wanted, scale, stored.dtype).double()
+    same = torch.isclose(stored.double(), right, rtol=2 * limits.eps, atol=limits.tiny, equal_nan=True)
     return same.flatten(1).all(dim=1)

@@ -59,7 +59,7 @@ class AttentionFeatureCases(AttentionKit):
         self.check(Scenario(query_lens=(1, 20), seq_lens=(90, 33), has_alibi=True, num_heads=6, num_kv_heads=3), "ALiBi")
 
     def test_sinks(self) -> None:
-        """A sink joins the denominator once, neither scaled nor capped, however the keys are split; a row that sees no key stays 0."""
+        """A sink joins the denominator once, neither scaled nor capped, however the keys are split."""
         self.require_claim(self.claims.sinks, "sinks")
         self.check(Scenario(**MIXED, has_sinks=True), "sinks")
         self.check(Scenario(query_lens=(1, 1), seq_lens=(700, 2), has_sinks=True, scale=0.01), "sinks")

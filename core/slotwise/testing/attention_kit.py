@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 import torch
 
 from slotwise.engine.kv_layout import allocate, stored
+from slotwise.errors import ComponentUnavailableError
 from slotwise.interfaces.attention import (
     HND,
     LATENT,
@@ -52,6 +53,11 @@ class AttentionKit(ComponentConformance):
         return {}
 
     @property
+    def measurements(self) -> dict[str, float]:
+        """`worst_ulps`."""
+        return self.worst_ulps
+
+    @property
     def claims(self) -> AttentionCapabilities:
         """The backend's capabilities; of the record, where it is registered."""
         if isinstance(self.component, str):
@@ -71,6 +77,16 @@ class AttentionKit(ComponentConformance):
             if device == "cpu" or (device == "cuda" and torch.cuda.is_available()):
                 return device
         raise NotClaimedError(f"runs on {', '.join(self.claims.devices)}, which this machine lacks")
+
+    def require_runnable(self) -> None:
+        super().require_runnable()
+        try:
+            self.device_name  # noqa: B018 - it raises
+        except NotClaimedError as reason:
+            raise ComponentUnavailableError(
+                f"{self.component} {reason}: none of its cases can run here. Examine it on such a machine, or name another with --device "
+                "if its kernels are interpreted or its library is replaced by a stand-in."
+            ) from reason
 
     # Choosing what a scenario leaves open.
 

@@ -32,39 +32,39 @@ class AttentionNumericCases(AttentionKit):
     def test_head_dims(self) -> None:
         """Every claimed head dimension, or a choice of them."""
         for head_dim in self.head_dims():
-            self.check(Scenario(**DECODES, head_dim=head_dim), f"head_dim {head_dim}")
-            self.check(Scenario(query_lens=(5, 1), seq_lens=(9, 3), head_dim=head_dim), f"head_dim {head_dim}")
+            self.check(Scenario(**DECODES, head_dim=head_dim), "head dimensions")
+            self.check(Scenario(query_lens=(5, 1), seq_lens=(9, 3), head_dim=head_dim), "head dimensions")
 
     def test_grouped_query_heads(self) -> None:
         """Query head h reads KV head h // group size: as many, fewer and one KV head."""
         for num_heads, num_kv_heads in ((4, 4), (6, 2), (8, 1), (9, 3), (2, 1)):
-            self.check(Scenario(**MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads), f"{num_heads} on {num_kv_heads} heads")
+            self.check(Scenario(**MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads), "grouped heads")
 
     def test_block_sizes(self) -> None:
         """Accepted block sizes, among them those that divide nothing; blocks lie in random order."""
         for block_size in self.block_sizes():
-            self.check(Scenario(**MIXED, block_size=block_size), f"block_size {block_size}")
+            self.check(Scenario(**MIXED, block_size=block_size), "block sizes")
 
     def test_layouts(self) -> None:
         """Every claimed KV layout."""
         for layout in self.claims.kv_layouts:
-            self.check(Scenario(**MIXED, layout=layout), f"layout {layout}")
+            self.check(Scenario(**MIXED, layout=layout), "layouts")
 
     def test_very_long_context(self) -> None:
         """Thousands of keys, for one token and for a chunk, beside a short row."""
         for query_lens in ((1, 1), (9, 1)):
             scenario = Scenario(query_lens=query_lens, seq_lens=(4090, 3), num_heads=2, num_kv_heads=1, block_size=self._large_block())
-            self.check(scenario, "4090 keys")
+            self.check(scenario, "long contexts")
 
     def test_extreme_magnitudes(self) -> None:
         """Scores of hundreds and thousands, where one key takes all, and of nearly nothing, where all keys count alike."""
         for magnitude in (8.0, 30.0, 1e-3):
-            self.check(Scenario(**MIXED, magnitude=magnitude), f"magnitude {magnitude:g}")
+            self.check(Scenario(**MIXED, magnitude=magnitude), "extreme magnitudes")
 
     def test_scale_is_the_layers(self) -> None:
         """Scores are multiplied by `AttentionLayer.scale`, whatever the head dimension."""
-        self.check(Scenario(**MIXED, scale=1.0), "scale 1")
-        self.check(Scenario(**MIXED, scale=0.05), "scale 0.05")
+        self.check(Scenario(**MIXED, scale=1.0), "scales")
+        self.check(Scenario(**MIXED, scale=0.05), "scales")
 
     def test_empty_rows(self) -> None:
         """Rows without tokens, as padding brings them, change nothing and are not read."""

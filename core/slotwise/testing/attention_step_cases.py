@@ -76,7 +76,7 @@ class AttentionStepCases(AttentionKit):
             self.compare(batch, call, "layers of one group")
 
     def test_block_table_of_another_group(self) -> None:
-        """`update_block_table` gives what building anew gives, and leaves the metadata it started from alone; None means: build anew."""
+        """`update_block_table` gives what building anew gives, and leaves the metadata it started from alone."""
         first, second = self.batch(Scenario(**MIXED, seed=1)), self.batch(Scenario(**MIXED, seed=2))
         backend = self.make_backend(first, second)
         metadata = backend.build_metadata(self.request(first))
@@ -135,7 +135,7 @@ class AttentionStepCases(AttentionKit):
             self.write_step(backend, part, cache)
             call = self.call(part, cache, backend.build_metadata(self.request(part)))
             backend.forward(call)
-            self.compare(part, call, f"chunks of {chunking}")
+            self.compare(part, call, "chunks")
             outputs.append(call.output)
         return torch.cat(outputs)
 

@@ -6,8 +6,8 @@ What this file does not know: what a case does, how results are shown.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Final
 
@@ -45,6 +45,8 @@ class CaseResult:
     """The rule that was broken, or why nothing is claimed."""
     steps: tuple[str, ...] = ()
     """The run that led to a failure, where it was a random one."""
+    measurements: Mapping[str, float] = field(default_factory=dict)
+    """What the kit measured beside passing or failing, by name."""
 
     def to_dict(self) -> dict[str, Any]:
         """As `--json` prints it."""
@@ -54,6 +56,7 @@ class CaseResult:
             "outcome": self.outcome.value,
             "message": self.message,
             "steps": list(self.steps),
+            **({"measurements": dict(self.measurements)} if self.measurements else {}),
         }
 
 
@@ -77,15 +80,17 @@ def case_names(kit: type[ComponentConformance]) -> tuple[str, ...]:
 
 def run_case(kit: type[ComponentConformance], name: str) -> CaseResult:
     """Run one case. What the component raises is a failure of the case, not of the run."""
-    method: Callable[[], None] = getattr(kit(), PREFIX + name)
+    examiner = kit()
+    method: Callable[[], None] = getattr(examiner, PREFIX + name)
     summary = (method.__doc__ or name).strip().splitlines()[0]
     try:
         method()
     except NotClaimedError as reason:
         return CaseResult(name=name, summary=summary, outcome=Outcome.NOT_CLAIMED, message=str(reason))
     except Exception as error:
-        return CaseResult(name=name, summary=summary, outcome=Outcome.FAILED, message=_message(error), steps=_steps(error))
-    return CaseResult(name=name, summary=summary, outcome=Outcome.PASSED)
+        found = CaseResult(name=name, summary=summary, outcome=Outcome.FAILED, message=_message(error), steps=_steps(error))
+        return replace(found, measurements=examiner.measurements)
+    return CaseResult(name=name, summary=summary, outcome=Outcome.PASSED, measurements=examiner.measurements)
 
 
 def run_cases(kit: type[ComponentConformance], names: Sequence[str] | None = None) -> Iterator[CaseResult]:

@@ -52,6 +52,15 @@ class ComponentConformance:
             )
         return self.component, self.options
 
+    def require_runnable(self) -> None:
+        """Raises PluginError or ConfigError for a component that cannot be examined on this machine at all."""
+        self.implementation()
+
+    @property
+    def measurements(self) -> Mapping[str, float]:
+        """What the case that ran on this object measured, by name; a slot's kit may have something to tell."""
+        return {}
+
     def run_machine(self, factory: Callable[[], RuleBasedStateMachine], *, num_steps: int) -> None:
         """Random runs of a state machine, the same ones each time. Raises what a run raised; the steps that led there are its notes."""
 

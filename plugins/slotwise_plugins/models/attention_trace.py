@@ -58,7 +58,7 @@ def trace_attention(model: Any) -> tuple[tuple[AttentionLayer, ...], dict[torch.
     tokens = torch.zeros(1, _TRACE_TOKENS, dtype=torch.long, device="meta")
     positions = torch.arange(_TRACE_TOKENS, device="meta")[None]
     try:
-        with torch.inference_mode(), _traceable_experts(model):
+        with torch.inference_mode(), _traceable_experts(model), _nothing_kept(model):
             model(input_ids=tokens, position_ids=positions, use_cache=False, **{HANDLER_ARGUMENT: recorder})
     except ModelLoadError as error:
         _refuse(model, str(error), error)
@@ -87,6 +87,20 @@ def _traceable_experts(model: Any) -> Iterator[None]:
         model.set_experts_implementation(before)
 
 
+@contextmanager
+def _nothing_kept(model: Any) -> Iterator[None]:
+    """Takes away the tensors that modules computed meanwhile and keep as plain attributes: they hold nothing, and are made anew where
+    missing."""
+    before = _plain_tensors(model)
+    yield
+    for module, name in _plain_tensors(model) - before:
+        delattr(module, name)
+
+
+def _plain_tensors(model: Any) -> set[tuple[torch.nn.Module, str]]:
+    return {(module, name) for module in model.modules() for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
+
+
 def _check_architecture(model: Any, config: Any) -> None:
     if getattr(config, "is_encoder_decoder", False):
         _refuse(model, "it is an encoder-decoder")
@@ -99,18 +113,6 @@ def _check_architecture(model: Any, config: Any) -> None:
     unknown = sorted(set(getattr(config, "layer_types", None) or ()) - set(_LAYER_TYPES))
     if unknown:
         _refuse(model, f"it has layers of type {', '.join(unknown)}; served are {', '.join(_LAYER_TYPES)}")
-    batch_dependent = sorted(_rope_types(config) & {"dynamic", "longrope"})
-    if batch_dependent:
-        _refuse(
-            model, f"rope type {batch_dependent[0]!r} rotates by the longest sequence of the batch, so requests would change each other"
-        )
-
-
-def _rope_types(config: Any) -> set[str]:
-    """Rope types of the model; its parameters may be one table, or one per layer type."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    tables = [parameters, *(table for table in parameters.values() if isinstance(table, dict))]
-    return {str(table["rope_type"]) for table in tables if "rope_type" in table}
 
 
 def _layer(model: Any, config: Any, index: int, call: _TracedCall) -> AttentionLayer:

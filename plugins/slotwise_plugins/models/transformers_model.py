@@ -20,6 +20,7 @@ from slotwise.interfaces.attention import AttentionLayer
 from slotwise.interfaces.model import ForwardBatch, Model, ModelOutput, ModelSetup, ProgressCallback, Weights
 from slotwise_plugins.models.attention_bridge import HANDLER_ARGUMENT, IMPLEMENTATION_NAME, NOT_THROUGH_INTERFACE, EngineAttention
 from slotwise_plugins.models.attention_trace import trace_attention
+from slotwise_plugins.models.fixed_rope import fix_rope
 from slotwise_plugins.models.parameter_loading import ParameterLoader, materialize
 
 
@@ -63,6 +64,7 @@ def _build_on_meta(setup: ModelSetup) -> Any:
             f"{type(config).__name__} scales queries by their place in the row (attn_temperature_tuning), which is not their position "
             "where requests are packed. It can be served only if it was made with attn_temperature_tuning false."
         )
+    fix_rope(config.get_text_config(), setup.max_model_len)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from slotwise.engine.attention_dispatch import AttentionDispatch, BoundLayer, GroupBackends
+from slotwise.engine.kv_scales import KVScales
 from slotwise.interfaces.attention import (
     AttentionBackend,
     AttentionCall,
@@ -44,6 +47,7 @@ class Recorder(AttentionBackend):
 
     def build_metadata(self, request: MetadataRequest) -> Any:
         self.log.append(("build", self.number, request.common.num_reqs, request.common.num_tokens))
+        self.prefix_len = request.common_prefix_len
         return request.common
 
     def write_kv(self, write: KVWrite) -> None:
@@ -56,6 +60,20 @@ class Recorder(AttentionBackend):
 
 class FusedRecorder(Recorder):
     capabilities = AttentionCapabilities(fused_kv_write=True)
+
+
+class CascadeRecorder(Recorder):
+    capabilities = AttentionCapabilities(cascade=True)
+
+
+class UpdatingRecorder(CascadeRecorder):
+    """Makes another group's metadata over, if `can_update`."""
+
+    can_update = True
+
+    def update_block_table(self, metadata: Any, block_table: torch.Tensor, slot_mapping: torch.Tensor) -> Any:
+        self.log.append(("update", self.number, block_table.shape[0]))
+        return replace(metadata, block_table=block_table, slot_mapping=slot_mapping) if self.can_update else None
 
 
 def common(query_lens: list[int], num_decodes: int) -> CommonAttentionMetadata:
@@ -141,3 +159,128 @@ def test_a_layer_that_shares_kv_writes_none() -> None:
     dispatch.begin_step([common([2], num_decodes=0)])
     attend(dispatch, 2, with_kv=False)
     assert [entry[0] for entry in log] == ["build", "forward"]
+
+
+def two_groups(first: Recorder, second: Recorder, **second_layer: Any) -> AttentionDispatch:
+    other = replace(LAYER, name="layer.1", index=1, **second_layer)
+    layers = [
+        BoundLayer(layer=LAYER, group=0, kv_cache=torch.zeros(1)),
+        BoundLayer(layer=other, group=1, kv_cache=torch.zeros(1)),
+    ]
+    return AttentionDispatch(layers, [GroupBackends(prefill=backend, decode=backend) for backend in (first, second)])
+
+
+def test_metadata_of_one_group_is_made_over_for_the_next_where_class_and_setup_are_equal() -> None:
+    log: list[tuple[Any, ...]] = []
+    dispatch = two_groups(UpdatingRecorder(1.0, log), UpdatingRecorder(2.0, log))
+    first, second = common([1, 3], 0), replace(common([1, 3], 0), slot_mapping=torch.arange(4) + 500)
+    dispatch.begin_step([first, second])
+    assert log == [("build", 1.0, 2, 4), ("update", 2.0, 2)]
+    dispatch.attend(1, torch.zeros(4, 2, 4), torch.zeros(4, 1, 4), torch.zeros(4, 1, 4))
+    assert log[2:] == [("write", 2.0, [500, 501, 502, 503]), ("forward", 2.0, [0.0] * 4)]
+
+
+def test_metadata_is_built_anew_where_the_backend_cannot_make_it_over() -> None:
+    log: list[tuple[Any, ...]] = []
+    second = UpdatingRecorder(2.0, log)
+    second.can_update = False
+    two_groups(UpdatingRecorder(1.0, log), second).begin_step([common([2], 0), common([2], 0)])
+    assert [entry[:2] for entry in log] == [("build", 1.0), ("update", 2.0), ("build", 2.0)]
+
+
+@pytest.mark.parametrize("difference", ["class", "setup", "split"])
+def test_metadata_is_never_made_over_from_another_kind_of_instance(difference: str) -> None:
+    log: list[tuple[Any, ...]] = []
+    first: Recorder = CascadeRecorder(1.0, log) if difference == "class" else UpdatingRecorder(1.0, log)
+    second = UpdatingRecorder(2.0, log)
+    if difference == "setup":
+        second.setup = replace(second.setup, kv_layout="hnd")
+    dispatch = two_groups(first, second)
+    if difference == "split":
+        dispatch = AttentionDispatch(
+            dispatch.layers, [GroupBackends(prefill=first, decode=Recorder(3.0, log)), GroupBackends(prefill=second, decode=second)]
+        )
+    dispatch.begin_step([common([2], 0), common([2], 0)])
+    assert "update" not in [entry[0] for entry in log]
+
+
+def long_rows(num_reqs: int, num_computed: int) -> CommonAttentionMetadata:
+    lens = torch.full((num_reqs,), num_computed + 1, dtype=torch.int32)
+    return replace(common([1] * num_reqs, 0), seq_lens=lens, seq_lens_cpu=lens, max_seq_len=num_computed + 1)
+
+
+@pytest.mark.parametrize(
+    ("num_reqs", "num_computed", "num_blocks", "prefix_len"),
+    [
+        (8, 400, 100, 400),
+        (8, 400, 64, 256),
+        (8, 400, 63, 0),  # too short to be worth it
+        (7, 400, 100, 0),  # too few rows
+        (8, 299, 100, 296),  # whole blocks below every row's first query
+        (8, 255, 100, 0),
+        (8, 400, 0, 0),
+    ],
+)
+def test_common_prefix_is_announced_in_whole_blocks_where_it_is_worth_it(
+    num_reqs: int, num_computed: int, num_blocks: int, prefix_len: int
+) -> None:
+    backend = CascadeRecorder(1.0, [])
+    dispatch_of(backend, backend).begin_step([long_rows(num_reqs, num_computed)], [num_blocks])
+    assert backend.prefix_len == prefix_len
+
+
+def test_common_prefix_is_kept_from_backends_without_the_claim_and_when_nobody_counted() -> None:
+    plain, cascading = Recorder(1.0, []), CascadeRecorder(1.0, [])
+    dispatch_of(plain, plain).begin_step([long_rows(8, 400)], [100])
+    dispatch_of(cascading, cascading).begin_step([long_rows(8, 400)])
+    assert (plain.prefix_len, cascading.prefix_len) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "narrowed",
+    [{"kind": "sliding_window", "sliding_window": 4}, {"kind": "chunked_local", "chunk_len": 4}, {"has_alibi": True}],
+    ids=["window", "chunk", "alibi"],
+)
+def test_common_prefix_is_not_announced_to_groups_whose_scores_depend_on_the_place(narrowed: dict[str, Any]) -> None:
+    """And metadata built with a prefix is not made over for a group without one."""
+    log: list[tuple[Any, ...]] = []
+    first, second = UpdatingRecorder(1.0, log), UpdatingRecorder(2.0, log)
+    two_groups(first, second, **narrowed).begin_step([long_rows(8, 400)] * 2, [100, 100])
+    assert (first.prefix_len, second.prefix_len) == (400, 0)
+    assert [entry[0] for entry in log] == ["build", "build"]
+
+
+def test_each_phase_judges_the_prefix_by_its_own_rows() -> None:
+    prefill, decode = CascadeRecorder(1.0, []), CascadeRecorder(2.0, [])
+    batch = long_rows(10, 400)
+    dispatch_of(prefill, decode).begin_step([replace(batch, num_decodes=8, num_decode_tokens=8)], [100])
+    assert (prefill.prefix_len, decode.prefix_len) == (0, 400)
+
+
+class ScaleRecorder(Recorder):
+    def write_kv(self, write: KVWrite) -> None:
+        self.log.append(("write", write.k_scale, write.v_scale, write.value is None))
+
+    def forward(self, call: AttentionCall) -> None:
+        self.log.append(("forward", call.k_scale, call.v_scale, tuple(call.output.shape)))
+
+
+def test_scales_of_the_layer_reach_write_and_forward() -> None:
+    log: list[tuple[Any, ...]] = []
+    backend = ScaleRecorder(1.0, log)
+    bound = BoundLayer(layer=LAYER, group=0, kv_cache=torch.zeros(1), scales=KVScales(k=0.5, v=0.25))
+    dispatch = AttentionDispatch([bound], [GroupBackends(prefill=backend, decode=backend)])
+    dispatch.begin_step([common([2], 0)])
+    attend(dispatch, 2)
+    assert log[1:] == [("write", 0.5, 0.25, False), ("forward", 0.5, 0.25, (2, 2, 4))]
+
+
+def test_latent_layers_write_without_value_and_get_output_of_their_value_dimension() -> None:
+    log: list[tuple[Any, ...]] = []
+    backend = ScaleRecorder(1.0, log)
+    bound = BoundLayer(layer=replace(LAYER, latent_value_dim=3), group=0, kv_cache=torch.zeros(1))
+    dispatch = AttentionDispatch([bound], [GroupBackends(prefill=backend, decode=backend)])
+    dispatch.begin_step([common([2], 0)])
+    output = dispatch.attend(0, torch.zeros(2, 2, 4), torch.zeros(2, 1, 4), None)
+    assert tuple(output.shape) == (2, 2, 3)
+    assert log[1:] == [("write", 1.0, 1.0, True), ("forward", 1.0, 1.0, (2, 2, 3))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +65,33 @@ def test_a_layer_that_shares_kv_uses_its_targets_memory_and_no_group() -> None:
     assert plan.memory_of_layer["layer.2"] == plan.memory_of_layer["layer.1"]
     assert plan.group_of_layer()["layer.2"] == plan.group_of_layer()["layer.1"]
     assert "layer.2" not in plan.groups[0].layer_names
+
+
+def test_latent_layers_store_one_row_per_token_and_share_no_group_with_others() -> None:
+    latent = AttentionLayer(name="mla", index=2, num_heads=4, num_kv_heads=1, head_dim=576, scale=1.0, latent_value_dim=512)
+    plan = plan_kv_groups([*layers("ff"), latent], block_size=16, kv_dtype="bfloat16")
+    assert [group.layer_names for group in plan.groups] == [("layer.0",), ("layer.1",), ("mla",)]
+    assert plan.groups[2].bytes_per_block == 16 * 576 * 2
+    assert plan.memory_of_layer["mla"] != plan.memory_of_layer["layer.0"]
+
+
+def test_one_byte_storage_takes_a_quarter_of_float32() -> None:
+    wide, narrow = (plan_kv_groups(layers("ff"), block_size=16, kv_dtype=dtype) for dtype in ("float32", "int8"))
+    assert wide.bytes_per_block == 4 * narrow.bytes_per_block
+
+
+def test_encoder_layers_own_no_kv() -> None:
+    plan = plan_kv_groups([replace(layer, attention_type="encoder_only") for layer in layers("ff")], block_size=16, kv_dtype="float32")
+    assert (plan.groups, plan.memory_of_layer, plan.bytes_per_block) == ((), {}, 0)
+    encoder = replace(layers("ffff")[3], attention_type="encoder")
+    plan = plan_kv_groups([*layers("fff"), encoder], block_size=16, kv_dtype="float32")
+    assert [group.layer_names for group in plan.groups] == [("layer.0", "layer.1", "layer.2")]
+
+
+def test_cross_attention_has_a_block_table_of_its_own() -> None:
+    cross = [replace(layer, name=f"cross.{layer.index}", attention_type="cross") for layer in layers("ff")]
+    plan = plan_kv_groups([*layers("ff"), *cross], block_size=16, kv_dtype="float32")
+    assert [group.layer_names for group in plan.groups] == [("layer.0", "layer.1"), ("cross.0", "cross.1")]
 
 
 def test_pool_is_no_larger_than_full_load_and_never_empty() -> None:

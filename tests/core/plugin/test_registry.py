@@ -265,6 +265,14 @@ def test_strict_accepts_sound_blocked_and_unavailable_components(site: FakeSite)
     assert site.registry(strict=True, block=("exits",)).get("scheduler", "good1").component.name == "good1"
 
 
+def test_an_unavailable_component_keeps_its_record(site: FakeSite) -> None:
+    site.plugin("lacks_distribution", BAD["lacks_distribution"][0])
+    state = site.registry().state("scheduler", "lacks_distribution")
+    assert state.status is PluginStatus.UNAVAILABLE
+    assert state.component is not None
+    assert state.component.name == "lacks_distribution"
+
+
 def test_candidates_of_a_name_are_that_component_alone(site: FakeSite) -> None:
     site.plugin("x")
     site.plugin("y", "raise RuntimeError")

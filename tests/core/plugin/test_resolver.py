@@ -26,6 +26,7 @@ HOPPER = MachineDescription(device_type="cuda", device_name="H", compute_capabil
 TURING = MachineDescription(device_type="cuda", device_name="T", compute_capability=(7, 5))
 LAYER = AttentionLayer(name="l0", index=0, num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125)
 WINDOW = replace(LAYER, name="l1", index=1, kind="sliding_window", sliding_window=8)
+MLA = replace(LAYER, num_kv_heads=1, head_dim=80, latent_value_dim=64)
 MODEL = ModelDescription(
     architecture="LlamaForCausalLM", dtype="float32", vocab_size=9, max_model_len=99, layers=(LAYER,), weights_suffix=".gguf"
 )
@@ -88,6 +89,24 @@ PREDICATES = [
     ({}, {"layers": (replace(LAYER, causal=False),)}, ("non_causal", "yes", "no", "claims non_causal")),
     ({"kv_sharing": False}, {"layers": (replace(LAYER, kv_sharing_target="l9"),)}, ("kv_sharing", "yes", "no", "claims kv_sharing")),
     ({}, {"features": ("lse",)}, ("lse", "yes", "no", "claims lse")),
+    ({}, {"features": ("batch_invariant",)}, ("batch_invariant", "yes", "no", "claims batch_invariant")),
+    ({}, {"layers": (MLA,)}, ("mla", "yes", "no", "claims mla")),
+    ({"mla": True, "mla_dims": ((576, 512),)}, {"layers": (MLA,)}, ("mla_dims", "(80, 64)", "(576, 512)", "a model with (576, 512)")),
+    (
+        {"sinks": True, "alibi": True, "not_together": (("sinks", "alibi"),)},
+        {"layers": (LAYER, replace(LAYER, has_sinks=True, has_alibi=True))},
+        ("combination", "sinks with alibi", "sinks or alibi", "another backend"),
+    ),
+    (
+        {"layer_kinds": ("full", "sliding_window"), "kv_dtypes": ("auto", "int8"), "not_together": (("sliding_window", "int8"),)},
+        {"layers": (WINDOW,), "kv_dtype": "int8"},
+        ("combination", "sliding_window with int8", "sliding_window or int8", "another backend"),
+    ),
+    (
+        {"lse": True, "sinks": True, "not_together": (("sinks", "lse"),)},
+        {"layers": (replace(LAYER, has_sinks=True),), "features": ("lse",)},
+        ("combination", "sinks with lse", "sinks or lse", "another backend"),
+    ),
 ]
 
 
@@ -116,6 +135,13 @@ ACCEPTED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"logits_soft_cap": True}, {"layers": (replace(LAYER, logits_soft_cap=50.0),)}),
     ({"lse": True, "batch_invariant": True}, {"features": ("lse", "batch_invariant")}),
     ({"dtypes": ("bfloat16",)}, {"dtype": "bfloat16"}),
+    ({"mla": True, "head_dims": (64,), "max_head_dim": 64}, {"layers": (MLA,)}),
+    ({"mla": True, "mla_dims": ((80, 64),)}, {"layers": (MLA,)}),
+    (
+        {"sinks": True, "alibi": True, "not_together": (("sinks", "alibi"),)},
+        {"layers": (replace(LAYER, has_sinks=True), replace(WINDOW, kind="full", has_alibi=True))},
+    ),
+    ({"kv_dtypes": ("auto", "int8"), "not_together": (("full", "int8"),)}, {"kv_dtype": "float32"}),
 ]
 
 
@@ -205,6 +231,14 @@ def test_a_broken_component_is_listed_with_cause_and_cure_and_the_others_are_wei
     with pytest.raises(ResolutionError) as raised:
         resolve([broken, backend("b")], "a")
     assert raised.value.__cause__ is error
+
+
+def test_an_unavailable_component_keeps_its_preference_in_the_trace() -> None:
+    sound = backend("a", {"cpu": 60})
+    lacking = replace(sound, status=PluginStatus.UNAVAILABLE, cause='it requires "x".', cure="install x")
+    resolution = resolve([lacking, backend("b")])
+    assert resolution.chosen == "b"
+    assert (resolution.candidates[0].preference, resolution.candidates[0].refusals[0].predicate) == (60, "state")
 
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:

@@ -66,15 +66,10 @@ def test_opt_scales_its_queries_itself(configs):
         (lambda: transformers.BloomConfig(n_layer=2, hidden_size=16, n_head=2, vocab_size=50), "attention interface"),
         (lambda: transformers.T5Config(num_layers=1, d_model=16, num_heads=2, vocab_size=50), "cannot build a causal language model"),
         (lambda: transformers.BertConfig(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, is_decoder=False), "causal"),
+        (lambda: transformers.MptConfig(n_layers=2, d_model=16, n_heads=2, vocab_size=50), "attention interface"),
         (
-            lambda: transformers.LlamaConfig(
-                num_hidden_layers=1,
-                hidden_size=16,
-                num_attention_heads=2,
-                vocab_size=50,
-                rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
-            ),
-            "dynamic",
+            lambda: transformers.FalconConfig(num_hidden_layers=2, hidden_size=16, num_attention_heads=2, vocab_size=50, alibi=True),
+            "attention interface",
         ),
         (
             lambda: transformers.DeepseekV3Config(
@@ -94,7 +89,7 @@ def test_opt_scales_its_queries_itself(configs):
             "latent",
         ),
     ],
-    ids=["mamba", "bloom", "t5", "bert", "dynamic_rope", "deepseek"],
+    ids=["mamba", "bloom", "t5", "bert", "mpt_alibi", "falcon_alibi", "deepseek"],
 )
 def test_models_that_cannot_be_served_are_refused_with_the_reason(make_config, reason):
     with pytest.raises(ModelLoadError, match=reason):
