@@ -9,6 +9,7 @@ import pytest
 
 if TYPE_CHECKING:
     import httpx
+
     from conftest import RunningServer, TinyModel
 
 
