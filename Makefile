@@ -58,6 +58,7 @@ wheel-check: $(VENV)/.installed-dev
 docs-contracts: $(VENV)/.installed-dev
 	$(BIN)/python docs/generate_contracts.py
 	$(BIN)/python docs/generate_settings.py
+	$(BIN)/python docs/generate_attention_table.py
 	$(BIN)/python docs/embed_files.py
 
 # The card's machine brings its own Python with torch and triton; nothing of it is replaced.

@@ -15,7 +15,7 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 EMBEDDED = re.compile(r"<!-- file: (\S+) -->\n```\w*\n(.*?)```\n", re.DOTALL)
 
 
-@pytest.mark.parametrize("script", ["embed_files.py", "generate_settings.py"])
+@pytest.mark.parametrize("script", ["embed_files.py", "generate_settings.py", "generate_attention_table.py"])
 def test_generated_parts_are_up_to_date(script):
     result = subprocess.run([sys.executable, str(ROOT / "docs" / script), "--check"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -99,6 +99,7 @@ def test_the_decode_module_builds_for_hopper(fetch):
         "idna",
     )
     folder = fetch(f"flashinfer-python=={VERSIONS[0]}", *needs, "certifi", "charset-normalizer", "click", "nvidia-cudnn-frontend")
+    home = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
     stubs = BUILD / "stubs"
     stubs.mkdir(parents=True, exist_ok=True)
     subprocess.run(["gcc", "-shared", "-o", stubs / "libcuda.so", "-x", "c", "/dev/null"], check=True)
@@ -107,8 +108,8 @@ def test_the_decode_module_builds_for_hopper(fetch):
         "PYTHONPATH": str(folder),
         "FLASHINFER_CUDA_ARCH_LIST": "9.0a",
         "FLASHINFER_WORKSPACE_BASE": str(BUILD / "flashinfer"),
-        "CUDA_HOME": str(Path(nvcc).resolve().parents[1]),
-        "LIBRARY_PATH": str(stubs),
+        "CUDA_HOME": str(home),
+        "LIBRARY_PATH": os.pathsep.join([str(stubs), str(home / "lib")]),
         "MAX_JOBS": "1",
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
     }

@@ -61,7 +61,7 @@ def capability_rows(claims: AttentionCapabilities, results: Sequence[CaseResult]
     for name, cases in CASES_OF.items():
         seen = [found[case] for case in cases if case in found]
         if seen:
-            claim = _claim(claims, name)
+            claim = claim_in_words(claims, name)
             rows.append(CapabilityRow(name=name, claim=claim, outcome=_outcome(seen, is_claimed=bool(claim)), cases=cases))
     return tuple(rows)
 
@@ -95,7 +95,7 @@ def _outcome(results: Sequence[CaseResult], *, is_claimed: bool) -> Outcome:
     return Outcome.PASSED if is_claimed and Outcome.PASSED in outcomes else Outcome.NOT_CLAIMED
 
 
-def _claim(claims: AttentionCapabilities, name: str) -> str:
+def claim_in_words(claims: AttentionCapabilities, name: str) -> str:
     """In words; empty if it is not claimed."""
     special: Mapping[str, str] = {
         "kv_dtypes": ", ".join(dtype for dtype in claims.kv_dtypes if dtype != "auto"),
