@@ -22,10 +22,14 @@ from slotwise.interfaces.attention import (
     KVWrite,
     MetadataRequest,
 )
+from slotwise_backends.cpu_attention.backend import CpuAttention
+from slotwise_backends.cpu_attention.capabilities import missing_library
 from slotwise_backends.reference import ReferenceAttention
 from slotwise_backends.torch_sdpa import TorchSdpaAttention
 
-BACKENDS = {"reference": ReferenceAttention, "torch_sdpa": TorchSdpaAttention}
+BACKENDS: dict[str, type[AttentionBackend]] = {"reference": ReferenceAttention, "torch_sdpa": TorchSdpaAttention}
+if missing_library() is None:
+    BACKENDS["cpu"] = CpuAttention
 
 
 @dataclass(kw_only=True)

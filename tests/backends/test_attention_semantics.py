@@ -10,7 +10,6 @@ import torch
 
 from slotwise.interfaces.attention import AttentionCall, MetadataRequest
 from slotwise_backends.reference import ReferenceAttention
-from slotwise_backends.torch_sdpa import TorchSdpaAttention
 
 
 def dense_attention(case, row, visible, *, sinks=None, slopes=None):
@@ -277,9 +276,9 @@ def test_low_precision_error_is_that_of_its_own_rounding(make_case, backend_clas
 
 
 def test_claims_equal_the_registered_record(backend_class):
-    from slotwise_plugins.registrations.attention import Reference, TorchSdpa
+    from slotwise_plugins.registrations.attention import Cpu, Reference, TorchSdpa
 
-    records = {ReferenceAttention: Reference, TorchSdpaAttention: TorchSdpa}
-    component = records[backend_class].slotwise_component()
+    records = {"ReferenceAttention": Reference, "TorchSdpaAttention": TorchSdpa, "CpuAttention": Cpu}
+    component = records[backend_class.__name__].slotwise_component()
     assert component.capabilities == backend_class.capabilities
     assert component.implementation == f"{backend_class.__module__}:{backend_class.__name__}"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slotwise.errors import ComponentUnavailableError, ResolutionError
-from slotwise_backends.flash_attention.choice import choose_library
+from slotwise_backends.flash_attention.choice import Wish, choose_library
 from slotwise_backends.lse_merge import merge_parts
 
 from . import flash_attention_standin
@@ -27,7 +27,7 @@ from .library_checks import WrongArgumentError
 )
 def test_auto_takes_the_newest_version_that_suits(monkeypatch, installed, capability, block_size, chosen):
     flash_attention_standin.install(monkeypatch, *installed)
-    assert choose_library("auto", capability=capability, block_size=block_size).version == chosen
+    assert choose_library("auto", Wish(capability=capability, block_size=block_size)).version == chosen
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,31 @@ def test_auto_takes_the_newest_version_that_suits(monkeypatch, installed, capabi
 def test_a_version_that_cannot_run_is_refused_with_the_reason(monkeypatch, version, capability, block_size, words):
     flash_attention_standin.install(monkeypatch, 2, 3, 4)
     with pytest.raises(ResolutionError) as refused:
-        choose_library(version, capability=capability, block_size=block_size)
+        choose_library(version, Wish(capability=capability, block_size=block_size))
     assert all(word in str(refused.value) for word in words)
+
+
+def test_heads_that_version_4_lacks_on_blackwell_are_refused(monkeypatch):
+    flash_attention_standin.install(monkeypatch, 4)
+    assert choose_library(4, Wish(capability=(9, 0), block_size=16, head_dims=(192,))).version == 4
+    assert choose_library(4, Wish(capability=(10, 0), block_size=16, head_dims=(128, 256))).version == 4
+    with pytest.raises(ResolutionError, match="no heads of 192"):
+        choose_library(4, Wish(capability=(10, 0), block_size=16, head_dims=(64, 192)))
+
+
+def test_splits_are_asked_of_the_version_that_has_them(monkeypatch, caplog):
+    flash_attention_standin.install(monkeypatch, 2, 3, 4)
+    with caplog.at_level("INFO"):
+        assert choose_library("auto", Wish(capability=(9, 0), block_size=16, num_splits=4)).version == 3
+    assert "version 3 of the library (asked: auto)" in caplog.text
+    with pytest.raises(ResolutionError, match="does not split keys"):
+        choose_library(4, Wish(capability=(9, 0), block_size=16, num_splits=4))
 
 
 def test_a_missing_library_is_named_with_its_cure(monkeypatch):
     flash_attention_standin.install(monkeypatch)
     with pytest.raises(ComponentUnavailableError, match="pip install --pre flash-attn-4"):
-        choose_library(4, capability=(9, 0), block_size=16)
+        choose_library(4, Wish(capability=(9, 0), block_size=16))
 
 
 def arguments(**changes):

@@ -27,7 +27,7 @@ from slotwise.interfaces.attention import (
 )
 from slotwise_backends.captured_tensors import CapturedTensors
 from slotwise_backends.flash_attention.capabilities import CAPABILITIES, FlashAttentionOptions
-from slotwise_backends.flash_attention.choice import choose_library
+from slotwise_backends.flash_attention.choice import Wish, choose_library
 from slotwise_backends.flash_attention.work import Rows, Work
 from slotwise_backends.lse_merge import merge_parts
 
@@ -62,7 +62,13 @@ class FlashAttention(AttentionBackend):
         self.options = setup.options if isinstance(setup.options, FlashAttentionOptions) else FlashAttentionOptions()
         device = torch.device(setup.device)
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-        self.library = choose_library(self.options.version, capability=capability, block_size=setup.block_size)
+        wish = Wish(
+            capability=capability,
+            block_size=setup.block_size,
+            head_dims=tuple(layer.head_dim for layer in setup.layers),
+            num_splits=self.options.num_splits,
+        )
+        self.library = choose_library(self.options.version, wish)
         self._captured = CapturedTensors()
 
     def build_metadata(self, request: MetadataRequest) -> StepMetadata:
@@ -132,7 +138,7 @@ class FlashAttention(AttentionBackend):
         )
         suffix = replace(
             rows,
-            key_lens=rows.key_lens - prefix_len,
+            key_lens=(rows.key_lens - prefix_len).clamp(min=0),
             max_key_len=max(rows.max_key_len - prefix_len, 1),
             block_table=rows.block_table[:, prefix_len // self.setup.block_size :].contiguous(),
         )
@@ -140,10 +146,12 @@ class FlashAttention(AttentionBackend):
         return merge_parts([output for output, _ in parts], [lse for _, lse in parts])
 
     def _run(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-        """A row that sees no key gets 0 and -inf, whatever the library makes of it."""
+        """A row without keys gets 0 and -inf, whatever the library makes of it. By the lengths, not by the LSE: an infinite one may also come
+        from NaN, which must not be hidden."""
         output, lse = self.library.attend(work)
-        lse = lse.transpose(0, 1)
-        sees_nothing = torch.isinf(lse)
+        rows, lse = work.rows, lse.transpose(0, 1)
+        query_lens = rows.query_start_loc[1:] - rows.query_start_loc[:-1]
+        sees_nothing = torch.repeat_interleave(rows.key_lens == 0, query_lens, output_size=output.shape[0])[:, None]
         return output.masked_fill(sees_nothing[..., None], 0.0), lse.masked_fill(sees_nothing, -math.inf)
 
     def _work(self, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: Rows) -> Work:

@@ -22,7 +22,7 @@ class FlashAttentionOptions(ComponentOptions):
         "auto", description="Version of the library; auto = the newest that is installed and suits the card."
     )
     num_splits: int = Field(
-        0, ge=0, le=128, description="Parts that the keys of a row are split into (versions 3 and 4); 0 = the library decides."
+        0, ge=0, le=128, description="Parts that the keys of a row are split into (version 3); 0 = the library decides."
     )
 
 
