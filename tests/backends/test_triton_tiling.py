@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from slotwise.interfaces.attention import AttentionLayer
 from slotwise_backends.triton_attention.step import make_tiles
-from slotwise_backends.triton_attention.tiling import choose_num_splits, cut
+from slotwise_backends.triton_attention.tiling import choose_num_splits, cut, group_size, num_head_groups
 
 
 @pytest.mark.parametrize(
@@ -44,3 +45,9 @@ def test_few_long_rows_are_split_and_many_rows_are_not():
     assert choose_num_splits(num_tiles=8, longest=8192, **facts) == 32
     assert choose_num_splits(num_tiles=8, longest=512, **facts) == 2
     assert choose_num_splits(num_tiles=512, longest=8192, **facts) == 1
+
+
+@pytest.mark.parametrize(("num_heads", "group", "num_groups"), [(8, 8, 1), (16, 16, 1), (128, 16, 8), (24, 8, 3)])
+def test_many_heads_of_one_latent_are_shared_among_programs(num_heads, group, num_groups):
+    layer = AttentionLayer(name="l", index=0, num_heads=num_heads, num_kv_heads=1, head_dim=576, latent_value_dim=512, scale=1.0)
+    assert (group_size(layer), num_head_groups(layer)) == (group, num_groups)

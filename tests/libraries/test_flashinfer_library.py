@@ -113,6 +113,6 @@ def test_the_decode_module_builds_for_hopper(fetch):
         "MAX_JOBS": "1",
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
     }
-    done = subprocess.run(["nice", sys.executable, "-c", DECODE], capture_output=True, text=True, env=environ, timeout=280, check=False)
+    done = subprocess.run(["nice", sys.executable, "-c", DECODE], capture_output=True, text=True, env=environ, timeout=560, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert Path(done.stdout.strip().splitlines()[-1]).exists()

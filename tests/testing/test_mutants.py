@@ -12,6 +12,7 @@ from slotwise.interfaces.attention import AttentionBackend
 from slotwise.interfaces.kv_cache import KVCacheManager
 from slotwise.plugin.registry import ComponentRegistry
 from slotwise.testing.cases import Outcome, case_names, kit_for, run_case
+from slotwise_backends.cpu_attention.capabilities import missing_library
 
 from .mutants import allocation_mutants, attention_memory_mutants, attention_rule_mutants, lookup_mutants, policy_mutants
 from .mutants.plain_attention import PlainAttention, PlainFusedAttention
@@ -108,6 +109,13 @@ def test_a_correct_attention_backend_raises_no_alarm(backend, case):
 def test_a_correct_attention_backend_raises_no_alarm_whatever_the_seed(seed):
     random_cases = ("random_shapes", "features_together")
     assert {case: found for case in random_cases if (found := failures("attention", PlainAttention, case, seed))} == {}
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("name", ["reference", "torch_sdpa", *([] if missing_library() else ["cpu"])])
+def test_built_in_attention_backends_raise_no_alarm_whatever_the_seed(name, seed):
+    random_cases = ("random_shapes", "features_together")
+    assert {case: found for case in random_cases if (found := failures("attention", name, case, seed))} == {}
 
 
 def test_rounding_of_the_last_bit_raises_no_alarm():

@@ -67,3 +67,10 @@ def test_a_strangers_test_file_runs_every_case_on_its_class(run_pytest, tmp_path
     tmp_path.joinpath("test_newest.py").write_text(text)
     result = run_pytest("test_newest.py")
     assert outcome in result.stdout, result.stdout
+
+
+def test_attention_backends_are_examined_the_same_way(run_pytest):
+    done = run_pytest("--pyargs", "slotwise.testing", "--component", "attention:torch_sdpa", "-k", "decodes or sinks or graphs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+    assert "does not claim graph capture" in done.stdout

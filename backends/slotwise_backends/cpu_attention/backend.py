@@ -9,7 +9,7 @@ What this file does not know: how the kernels work (`kernels/tile.c`), how threa
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -65,6 +65,9 @@ class CpuAttention(AttentionBackend):
             causal_rows=None if isinstance(common.causal, bool) else common.causal.to(torch.int8),
             mask_start=mask_start,
         )
+
+    def update_block_table(self, metadata: StepMetadata, block_table: torch.Tensor, slot_mapping: torch.Tensor) -> StepMetadata:
+        return replace(metadata, common=replace(metadata.common, block_table=block_table, slot_mapping=slot_mapping))
 
     def write_kv(self, write: KVWrite) -> None:
         layer, cache = write.layer, write.kv_cache

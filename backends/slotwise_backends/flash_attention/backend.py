@@ -146,8 +146,8 @@ class FlashAttention(AttentionBackend):
         return merge_parts([output for output, _ in parts], [lse for _, lse in parts])
 
     def _run(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-        """A row without keys gets 0 and -inf, whatever the library makes of it. By the lengths, not by the LSE: an infinite one may also come
-        from NaN, which must not be hidden."""
+        """A row without keys gets 0 and -inf, whatever the library makes of it. The lengths tell, not the LSE: an infinite one may come
+        from NaN too, which must not be hidden."""
         output, lse = self.library.attend(work)
         rows, lse = work.rows, lse.transpose(0, 1)
         query_lens = rows.query_start_loc[1:] - rows.query_start_loc[:-1]

@@ -93,7 +93,8 @@ def _refusal(number: int, offer: Offer, wish: Wish) -> str | None:
         lowest, highest, found = (".".join(map(str, each)) for each in (offer.lowest, offer.highest, wish.capability))
         return f"version {number} is for GPUs of compute capability {lowest} to {highest}, this one has {found}"
     if wish.block_size % offer.block_size_multiple_of:
-        return f"version {number} needs blocks of a multiple of {offer.block_size_multiple_of} tokens: kv_cache.block_size is {wish.block_size}"
+        multiple = offer.block_size_multiple_of
+        return f"version {number} needs blocks of a multiple of {multiple} tokens: kv_cache.block_size is {wish.block_size}"
     if wish.num_splits > 1 and not offer.has_splits:
         return f"version {number} does not split keys: num_splits is {wish.num_splits}"
     refused = [dim for dim in wish.head_dims if not _accepts_head_dim(number, wish.capability, dim)]

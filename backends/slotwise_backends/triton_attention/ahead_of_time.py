@@ -70,7 +70,7 @@ def variants() -> tuple[Variant, ...]:
         attend("prefill fp16 256, window, soft cap", head_dim=256, dtype="fp16", HAS_WINDOW=True, HAS_SOFT_CAP=True),
         attend("prefill fp32 64, sinks, LSE", head_dim=64, dtype="fp32", HAS_SINKS=True, WANTS_LSE=True),
         attend("decode bf16 128, int8 KV", head_dim=128, is_decode=True, kv_dtype="i8"),
-        attend("decode bf16 576, MLA", head_dim=576, value_dim=512, num_heads=16, num_kv_heads=1, is_decode=True),
+        attend("decode bf16 576, MLA", head_dim=576, value_dim=512, num_heads=128, num_kv_heads=1, is_decode=True),
         attend("prefill bf16 128, mask, ALiBi", head_dim=128, HAS_MASK=True, HAS_ALIBI=True),
         merge("merge bf16 128", value_dim=128),
         write("write bf16 128", "bf16", PLAIN, 3e38),
@@ -104,7 +104,9 @@ def attend(
     **features: bool,
 ) -> Variant:
     """The attention kernel for one layer."""
-    layer = AttentionLayer(name=name, index=0, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, scale=1.0)
+    layer = AttentionLayer(
+        name=name, index=0, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, scale=1.0, latent_value_dim=value_dim
+    )
     tiling = choose_tiling(layer, is_decode=is_decode, element_bytes=ELEMENT_BYTES[dtype])
     value_dim = value_dim or head_dim
     (d1, d2), (v1, v2) = cut(head_dim), cut(value_dim)

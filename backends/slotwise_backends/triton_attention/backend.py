@@ -19,7 +19,7 @@ from slotwise.interfaces.attention import DECODER, AttentionBackend, AttentionCa
 from slotwise_backends.triton_attention.capabilities import CAPABILITIES, TritonOptions
 from slotwise_backends.triton_attention.launch import Pass, launch_attend, launch_merge, launch_write, new_parts
 from slotwise_backends.triton_attention.step import CapturedSteps, StepMetadata, make_step, make_tiles
-from slotwise_backends.triton_attention.tiling import Tiling, choose_num_splits, choose_tiling
+from slotwise_backends.triton_attention.tiling import Tiling, choose_num_splits, choose_tiling, num_head_groups
 
 INTERPRETED_PROCESSORS = 16
 """What the interpreter pretends to have, so that splits are taken there too."""
@@ -46,7 +46,8 @@ class TritonAttention(AttentionBackend):
     def build_metadata(self, request: MetadataRequest) -> StepMetadata:
         step = make_step(
             request.common,
-            common_prefix_len=request.common_prefix_len,
+            # Merging a prefix's part sums the keys in another order than reading them in one go.
+            common_prefix_len=0 if self.setup.batch_invariant else request.common_prefix_len,
             longest_encoder=self.setup.max_model_len,
             are_tiles_aligned=self.setup.batch_invariant,
         )
@@ -54,6 +55,9 @@ class TritonAttention(AttentionBackend):
             return step
         sizes = {self._tiling(layer, is_decode).query_tokens(layer) for layer in self.setup.layers for is_decode in (True, False)}
         return self._captured.refresh(replace(step, common_prefix_len=0), sizes)
+
+    def update_block_table(self, metadata: StepMetadata, block_table: torch.Tensor, slot_mapping: torch.Tensor) -> StepMetadata | None:
+        return None if metadata.is_captured else replace(metadata, block_table=block_table)
 
     def write_kv(self, write: KVWrite) -> None:
         launch_write(write)
@@ -102,7 +106,7 @@ class TritonAttention(AttentionBackend):
         if layer.sliding_window is not None:
             longest = min(longest, layer.sliding_window)
         return choose_num_splits(
-            num_tiles=num_tiles * layer.num_kv_heads,
+            num_tiles=num_tiles * num_head_groups(layer),
             num_processors=self.num_processors,
             longest=longest,
             min_split_tokens=self.options.min_split_tokens,

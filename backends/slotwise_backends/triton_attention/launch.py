@@ -14,7 +14,7 @@ from slotwise.interfaces.attention import CROSS, ENCODER, ENCODER_ONLY, Attentio
 from slotwise_backends.triton_attention.attend_kernel import CAUSAL, CAUSAL_BY_ROW, NOT_CAUSAL, attend_kernel
 from slotwise_backends.triton_attention.merge_kernel import merge_kernel
 from slotwise_backends.triton_attention.step import StepMetadata, Tiles
-from slotwise_backends.triton_attention.tiling import Tiling, cut, group_size, next_power_of_two
+from slotwise_backends.triton_attention.tiling import Tiling, cut, group_size, next_power_of_two, num_head_groups
 from slotwise_backends.triton_attention.write_kernel import FLOAT8, INT8, PLAIN, write_kernel
 
 NO_LIMIT = 2**31 - 1
@@ -56,14 +56,15 @@ def new_parts(call: AttentionCall, num_parts: int, num_tokens: int) -> Parts:
 def launch_attend(call: AttentionCall, step: StepMetadata, work: Pass, parts: Parts | None) -> None:
     """One pass into `parts`, or into the call's output and LSE if there are none."""
     layer, is_encoder = call.layer, call.layer.attention_type in (ENCODER, ENCODER_ONLY)
+    query = _packed(call.query)
     key, value = _views(call, is_encoder=is_encoder)
     (d1, d2), (v1, v2) = cut(layer.head_dim), cut(layer.value_dim)
     has_mask = step.custom_mask is not None and layer.attention_type != CROSS
     num_keys = step.seq_lens if is_encoder else step.encoder_seq_lens if layer.attention_type == CROSS else step.num_held
     dummy = step.query_start_loc
-    grid = (work.tiles.row.numel(), layer.num_kv_heads, work.num_splits)
+    grid = (work.tiles.row.numel(), num_head_groups(layer), work.num_splits)
     attend_kernel[grid](
-        call.query,
+        query,
         key,
         value,
         call.output,
@@ -95,8 +96,8 @@ def launch_attend(call: AttentionCall, step: StepMetadata, work: Pass, parts: Pa
         layer.chunk_len or 1,
         step.num_ranks,
         step.rank,
-        call.query.stride(0),
-        call.query.stride(1),
+        query.stride(0),
+        query.stride(1),
         *_strides(key),
         *_strides(value),
         step.block_table.stride(0),
@@ -155,20 +156,21 @@ def launch_write(write: KVWrite) -> None:
     if write.key.shape[0] == 0:
         return
     key_cache, value_cache = (_latent_view(cache),) * 2 if layer.is_mla else (cache[:, 0], cache[:, 1])
-    value = write.key if write.value is None else write.value
+    key = _packed(write.key)
+    value = key if write.value is None else _packed(write.value)
     is_float8 = cache.dtype.is_floating_point and cache.dtype.itemsize == 1
     storage = INT8 if cache.dtype == torch.int8 else FLOAT8 if is_float8 else PLAIN
     largest = 127.0 if cache.dtype == torch.int8 else float(torch.finfo(cache.dtype).max)
-    write_kernel[(write.key.shape[0], layer.num_kv_heads)](
-        write.key,
+    write_kernel[(key.shape[0], layer.num_kv_heads)](
+        key,
         value,
         key_cache,
         value_cache,
         write.slot_mapping,
         float(write.k_scale),
         float(write.v_scale),
-        write.key.stride(0),
-        write.key.stride(1),
+        key.stride(0),
+        key.stride(1),
         value.stride(0),
         value.stride(1),
         *_strides(key_cache),
@@ -202,14 +204,20 @@ def _views(call: AttentionCall, *, is_encoder: bool) -> tuple[torch.Tensor, torc
     if is_encoder:
         assert call.key is not None  # encoders bring them
         assert call.value is not None
-        return call.key[None], call.value[None]
+        return _packed(call.key)[None], _packed(call.value)[None]
     if call.layer.is_mla:
         return (_latent_view(call.kv_cache),) * 2
     return call.kv_cache[:, 0], call.kv_cache[:, 1]
 
 
+def _packed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same, copied if the elements of a head do not lie side by side as the kernels read them."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
 def _latent_view(cache: torch.Tensor) -> torch.Tensor:
-    return cache[:, :, None]
+    """Any number of heads reads the one latent row of a token."""
+    return cache[:, :, None].expand(-1, -1, 2, -1)
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:

@@ -119,16 +119,17 @@ def make_tiles(query_start_loc: torch.Tensor, num_tokens: int, query_tokens: int
 
 
 class CapturedSteps:
-    """Steps whose tensors keep their places, by (rows, tokens): what a graph captured is refreshed by copying into it."""
+    """Steps whose tensors keep their places, by rows, tokens and what cannot be copied: what a graph captured is refreshed by copying
+    into it."""
 
     def __init__(self, max_blocks: int, max_model_len: int) -> None:
         self.max_blocks = max_blocks
         self.max_model_len = max_model_len
-        self._kept: dict[tuple[int, int], StepMetadata] = {}
+        self._kept: dict[tuple[int | bool, ...], StepMetadata] = {}
 
     def refresh(self, step: StepMetadata, query_tokens: Iterable[int]) -> StepMetadata:
         """The kept step, holding what `step` holds."""
-        key = (step.num_reqs, step.num_tokens)
+        key = (step.num_reqs, step.num_tokens, *_launch_facts(step))
         for size in query_tokens:
             step.tiles_of(size)
         kept = self._kept.get(key)
@@ -166,6 +167,12 @@ class CapturedSteps:
             is_captured=True,
             tiles={size: Tiles(row=torch.empty_like(tiles.row), first=torch.empty_like(tiles.first)) for size, tiles in step.tiles.items()},
         )
+
+
+def _launch_facts(step: StepMetadata) -> tuple[int | bool, ...]:
+    """What launches read of a step beside its tensors' contents: steps that differ in it need kernels of their own."""
+    optional = (step.causal_of_row, step.custom_mask, step.encoder_seq_lens)
+    return (step.causal, step.num_ranks, step.rank, *(tensor is not None for tensor in optional))
 
 
 def _copy(into: torch.Tensor | None, source: torch.Tensor | None) -> None:

@@ -5,6 +5,7 @@ What this file does not know: tensors, kernels.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from slotwise.interfaces.attention import AttentionLayer
@@ -33,8 +34,14 @@ class Tiling:
 
 
 def group_size(layer: AttentionLayer) -> int:
-    """Query heads that share a KV head."""
-    return layer.num_heads // layer.num_kv_heads
+    """Query heads of one tile, which share a KV head: all that do, but of an MLA layer's no more than its wide sums leave registers for."""
+    group = layer.num_heads // layer.num_kv_heads
+    return math.gcd(group, MIN_DOT) if layer.is_mla and group > MIN_DOT else group
+
+
+def num_head_groups(layer: AttentionLayer) -> int:
+    """Programs that share the query heads of a token."""
+    return layer.num_heads // group_size(layer)
 
 
 def next_power_of_two(number: int) -> int:

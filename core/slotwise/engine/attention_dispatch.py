@@ -191,7 +191,8 @@ def _part(
 ) -> AttentionPart:
     """`twin`: the same rows in another group, whose metadata may be made over."""
     prefix_len = 0
-    if num_common_blocks and backend.capabilities.cascade:
+    # A prefix summed apart is summed in another order: not where rows must not depend on their company.
+    if num_common_blocks and backend.capabilities.cascade and not backend.setup.batch_invariant:
         prefix_len = usable_prefix_len(num_common_blocks, backend.setup.block_size, common)
     metadata = None
     if twin is not None and twin.common_prefix_len == prefix_len:

@@ -120,7 +120,7 @@ class AttentionCapabilities:
     lse: bool = False
     """Can return the log-sum-exp of the scores, natural logarithm."""
     cascade: bool = False
-    """Gains from `MetadataRequest.common_prefix_len > 0`; without the claim it is always 0."""
+    """Gains from `MetadataRequest.common_prefix_len > 0`; without the claim, and under `AttentionSetup.batch_invariant`, it is always 0."""
     fused_kv_write: bool = False
     """`forward` writes K and V itself; the engine then does not call `write_kv`."""
     context_parallel: bool = False
@@ -333,7 +333,7 @@ class KVWrite:
     layer: AttentionLayer
     """The layer being written."""
     key: torch.Tensor
-    """[num_tokens, num_kv_heads, head_dim], the model's dtype; may be a strided view."""
+    """[num_tokens, num_kv_heads, head_dim], the model's dtype; may be a strided view, the elements of a head side by side."""
     value: torch.Tensor | None
     """Like `key`; None for MLA layers, whose rows are written whole with `k_scale`."""
     kv_cache: torch.Tensor
@@ -353,10 +353,10 @@ class AttentionCall:
     layer: AttentionLayer
     """The layer being computed."""
     query: torch.Tensor
-    """[num_tokens, num_heads, head_dim], after rotary embedding; may be a strided view."""
+    """[num_tokens, num_heads, head_dim], after rotary embedding; may be a strided view, the elements of a head side by side."""
     key: torch.Tensor | None
     """[num_tokens, num_kv_heads, head_dim] of this step's tokens; None for a layer that shares another's KV, and for cross attention
-    once the encoder's are cached. May be a strided view."""
+    once the encoder's are cached. May be a strided view like `query`."""
     value: torch.Tensor | None
     """Like `key`; None for MLA layers too."""
     kv_cache: torch.Tensor

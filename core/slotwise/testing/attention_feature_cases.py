@@ -122,6 +122,7 @@ class AttentionFeatureCases(AttentionKit):
         for _, value_dim in self.claims.mla_dims or LATENT_DIMS:
             for shape in (MIXED, DECODES):
                 self.check(Scenario(**shape, latent_value_dim=value_dim, num_kv_heads=1, wants_lse=self.claims.lse), "MLA")
+            self.check(Scenario(**DECODES, latent_value_dim=value_dim, num_kv_heads=1, num_heads=24), "MLA")
 
     def test_quantised_kv(self) -> None:
         """Stored K and V times their scales are K and V, for every claimed storage dtype."""
