@@ -55,18 +55,16 @@ def tokens(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         pytest.param({"kv_cache": {"num_blocks": 60, "enable_prefix_caching": False}}, id="preempted, no prefix cache"),
         pytest.param({"block_size": 1}, id="blocks of 1"),
         pytest.param({"block_size": 48}, id="blocks of 48"),
-        pytest.param({"attention": "reference"}, id="reference attention"),
-        pytest.param(
-            {"attention": "reference", "max_num_batched_tokens": 32, "max_num_seqs": 8, "block_size": 48}, id="reference, budget of 32"
-        ),
-        pytest.param({"attention": {"use": "torch_sdpa", "per_phase": {"decode": "reference"}}}, id="prefill and decode apart"),
+        pytest.param({"attention": "torch_sdpa"}, id="torch_sdpa"),
+        pytest.param({"attention": "torch_sdpa", "max_num_batched_tokens": 32, "block_size": 48}, id="torch_sdpa, budget of 32"),
+        pytest.param({"attention": {"use": "auto", "per_phase": {"prefill": "reference"}}}, id="prefill by the reference"),
         pytest.param({"scheduler": "priority"}, id="priority"),
     ],
 )
 def test_greedy_tokens_equal_transformers(
     settings: dict[str, Any], smollm2: SharedModel, prompts: list[list[int]], expected: list[list[int]], assert_idle: Callable[[LLM], None]
 ) -> None:
-    llm = smollm2.engine(**{"attention": "torch_sdpa", **settings})
+    llm = smollm2.engine(**settings)
     preemptions: list[int] = []
     on_schedule = llm.engine.core.scheduler.schedule
 
