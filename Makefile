@@ -32,8 +32,9 @@ help:
 run: $(VENV)/.installed
 	$(BIN)/slotwise generate -m smollm2 --chat "$(PROMPT)"
 
+# Files are handed out in their order, so that the longest, in tests/end_to_end, are not left for the end.
 test: $(VENV)/.installed-dev
-	$(TEST_ENV) $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-libraries: $(VENV)/.installed-dev
 	$(TEST_ENV) $(BIN)/python -m pytest tests/libraries -m libraries --timeout 600 $(PYTEST_ARGS)

@@ -20,7 +20,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PACKAGE = Path(__file__).parent / "slotwise_backends" / "cpu_attention"
-LIBRARY = PACKAGE / "_kernels.so"
+LIBRARY = PACKAGE / "_kernels.native.so"
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 VARIANTS = {"baseline": (), "avx2": ("-march=x86-64-v3",), "avx512": ("-march=x86-64-v4",)}
 
@@ -35,7 +35,7 @@ class NativeKernels(BuildHookInterface[Any]):
         LIBRARY.unlink(missing_ok=True)
         if os.environ.get("SLOTWISE_NATIVE") == "0" or not build(LIBRARY):
             return
-        build_data["artifacts"].append("/backends/slotwise_backends/cpu_attention/_kernels.so")
+        build_data["artifacts"].append("/backends/slotwise_backends/cpu_attention/_kernels.native.so")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 

@@ -56,7 +56,9 @@ def tokens(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         pytest.param({"block_size": 1}, id="blocks of 1"),
         pytest.param({"block_size": 48}, id="blocks of 48"),
         pytest.param({"attention": "torch_sdpa"}, id="torch_sdpa"),
-        pytest.param({"attention": "torch_sdpa", "max_num_batched_tokens": 32, "block_size": 48}, id="torch_sdpa, budget of 32"),
+        pytest.param(
+            {"attention": "torch_sdpa", "max_num_batched_tokens": 32, "max_num_seqs": 8, "block_size": 48}, id="torch_sdpa, budget of 32"
+        ),
         pytest.param({"attention": {"use": "auto", "per_phase": {"prefill": "reference"}}}, id="prefill by the reference"),
         pytest.param({"scheduler": "priority"}, id="priority"),
     ],
@@ -79,7 +81,7 @@ def test_greedy_tokens_equal_transformers(
     assert_idle(llm)
 
 
-@pytest.mark.parametrize("attention", ["torch_sdpa", "reference"])
+@pytest.mark.parametrize("attention", ["auto", "torch_sdpa"])
 def test_a_warm_prefix_cache_changes_nothing_but_the_work(
     attention: str, smollm2: SharedModel, prompts: list[list[int]], expected: list[list[int]], assert_idle: Callable[[LLM], None]
 ) -> None:

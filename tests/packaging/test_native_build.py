@@ -64,7 +64,7 @@ def fields_of(line):
 
 @pytest.fixture
 def without_kernels(monkeypatch, tmp_path):
-    monkeypatch.setattr(capabilities, "LIBRARY", tmp_path / "_kernels.so")
+    monkeypatch.setattr(capabilities, "LIBRARY", tmp_path / "_kernels.native.so")
     return ComponentRegistry()
 
 

@@ -54,6 +54,6 @@ def test_file_chooses_the_components_that_run(run_clean):
     assert result.stdout.split() == ["True", "True", "4"]
 
 
-def test_the_strangers_own_tests_pass_against_the_built_wheel(run_clean):
-    result = run_clean("python", "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider", str(STRANGER / "tests"))
+def test_the_strangers_own_tests_and_the_kit_pass_against_the_built_wheel(run_testing):
+    result = run_testing("python", "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider", str(STRANGER / "tests"))
     assert result.returncode == 0, result.stdout + result.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from slotwise.interfaces.attention import ATTENTION_TYPES, HND, LAYER_KINDS, NHD, AttentionCapabilities
 
-LIBRARY = Path(__file__).with_name("_kernels.so")
+LIBRARY = Path(__file__).with_name("_kernels.native.so")
 
 
 def missing_library() -> tuple[str, str] | None:

@@ -65,9 +65,10 @@ def choose_tiling(layer: AttentionLayer, *, is_decode: bool, element_bytes: int)
     group = next_power_of_two(group_size(layer))
     row_bytes = layer.head_dim * element_bytes
     is_single = element_bytes >= 4
-    rows = max(MIN_DOT, group) if is_decode else max(MIN_DOT if row_bytes > 512 or is_single else PREFILL_ROWS, group)
+    most = MIN_DOT if row_bytes > 512 or is_single else PREFILL_ROWS // 2 if row_bytes > 256 else PREFILL_ROWS
+    rows = max(MIN_DOT if is_decode else most, group)
     keys = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
-    is_wide = row_bytes > 512 or (rows >= PREFILL_ROWS and row_bytes >= 256)
+    is_wide = row_bytes > 512 or rows * row_bytes >= PREFILL_ROWS * 256
     return Tiling(block_m=rows, block_n=32 if is_single else keys, num_warps=8 if is_wide else 4, num_stages=2 if row_bytes <= 256 else 1)
 
 

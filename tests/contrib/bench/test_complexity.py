@@ -12,6 +12,8 @@ from slotwise_contrib.bench.engine_rig import EngineRig
 
 BLOCK_SIZE = 4
 Count = Callable[[EngineRig, int], Any]
+NOISE = 8
+"""Calls that the garbage collector and other threads make now and then."""
 STATIC_POLICIES = ["fcfs", "priority", "shortest_first"]
 
 
@@ -21,7 +23,8 @@ def test_calls_grow_by_the_same_number_for_each_further_running_request(
     make_rig: Any, count_steps: Count, policy: str, kv_cache: str
 ) -> None:
     few, more, most = (count_steps(make_rig(size, policy=policy, kv_cache=kv_cache), BLOCK_SIZE).total for size in (8, 16, 24))
-    assert more - few == most - more > 0
+    assert most > more > few
+    assert abs((more - few) - (most - more)) <= NOISE
 
 
 @pytest.mark.parametrize("policy", STATIC_POLICIES)
@@ -32,7 +35,7 @@ def test_calls_do_not_depend_on_how_many_wait(make_rig: Any, count_steps: Count,
         rig.set_waiting(num_waiting)
         rig.step()
         totals.append(count_steps(rig, BLOCK_SIZE).total)
-    assert max(totals) - min(totals) <= 8  # what the garbage collector and other threads call now and then
+    assert max(totals) - min(totals) <= NOISE
 
 
 def test_calls_do_not_depend_on_the_context_length(make_rig: Any, count_steps: Count) -> None:
