@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import pytest
 import torch
@@ -73,6 +74,10 @@ def compiled_case(make_case, **changes):
     return make_case(**shape)
 
 
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="inductor needs a C++ compiler")
+
+
+@needs_compiler
 @pytest.mark.slow
 def test_compiled_code_equals_the_reference_for_all_steps_of_one_shape(make_case):
     for seed, changes in enumerate(({}, {"seq_lens": [60, 5, 3]})):
@@ -81,6 +86,7 @@ def test_compiled_code_equals_the_reference_for_all_steps_of_one_shape(make_case
         torch.testing.assert_close(output, case.run(ReferenceAttention)[0], rtol=0, atol=3e-6)
 
 
+@needs_compiler
 @pytest.mark.slow
 def test_compiled_rules_of_masks_and_scores_equal_the_reference(make_case):
     case = compiled_case(make_case, layer_facts={"sliding_window": 6, "logits_soft_cap": 2.0}, layout="hnd")
