@@ -54,13 +54,11 @@ def tokens(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         pytest.param({"kv_cache": {"num_blocks": 60}}, id="preempted"),
         pytest.param({"kv_cache": {"num_blocks": 60, "enable_prefix_caching": False}}, id="preempted, no prefix cache"),
         pytest.param({"block_size": 1}, id="blocks of 1"),
-        pytest.param({"block_size": 48}, id="blocks of 48"),
-        pytest.param({"attention": "torch_sdpa"}, id="torch_sdpa"),
         pytest.param(
             {"attention": "torch_sdpa", "max_num_batched_tokens": 32, "max_num_seqs": 8, "block_size": 48}, id="torch_sdpa, budget of 32"
         ),
         pytest.param({"attention": {"use": "auto", "per_phase": {"prefill": "reference"}}}, id="prefill by the reference"),
-        pytest.param({"scheduler": "priority"}, id="priority"),
+        pytest.param({"scheduler": "priority", "block_size": 48}, id="priority, blocks of 48"),
     ],
 )
 def test_greedy_tokens_equal_transformers(
