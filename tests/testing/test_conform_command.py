@@ -142,6 +142,6 @@ def test_a_backend_that_cannot_run_here_is_refused_with_the_way_out(conform, mon
     monkeypatch.setattr(AttentionKit, "claims", property(lambda self: dataclasses.replace(claims(self), devices=("cuda",))))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     code, _, err = conform("attention", "reference")
-    assert code != 0
+    assert code == 2
     assert "cuda" in err
     assert "--device" in err

@@ -138,12 +138,39 @@ class AttentionFeatureCases(AttentionKit):
     def test_cascade(self) -> None:
         """A prefix that all rows share, announced by `common_prefix_len`, changes no result."""
         self.require_claim(self.claims.cascade, "cascades")
-        sizes = [size for size in self.block_sizes() if COMMON_PREFIX % size == 0]
-        self.require_claim(sizes, f"block sizes that divide {COMMON_PREFIX}")
-        for query_lens, seq_lens in (((1, 1, 1, 1), (49, 60, 52, 80)), ((1, 5, 1, 20), (49, 60, 77, 68))):
-            for wants_lse in {False, self.claims.lse}:
-                scenario = Scenario(query_lens=query_lens, seq_lens=seq_lens, common_prefix_len=COMMON_PREFIX, block_size=sizes[0])
-                self.check(replace(scenario, wants_lse=wants_lse), "cascade")
+        for wants_lse in {False, self.claims.lse}:
+            for scenario in self._cascades(wants_lse=wants_lse):
+                self.check(scenario, "cascade")
+
+    def test_parts_of_a_cascade_join_once(self) -> None:
+        """Sinks, soft cap and ALiBi mean the same where a prefix is computed apart; together, where they are not refused together."""
+        claims = self.claims
+        self.require_claim(claims.cascade, "cascades")
+        ways: list[dict[str, Any]] = [{"has_sinks": True}] if claims.sinks else []
+        ways += [{"logits_soft_cap": 3.0}] if claims.logits_soft_cap else []
+        ways += [{"has_alibi": True}] if claims.alibi else []
+        self.require_claim(ways, "sinks, soft cap or ALiBi")
+        together = {name: value for changes in ways for name, value in changes.items()}
+        decodes = self._cascades(wants_lse=claims.lse, **together)[0]
+        for changes in [together] if self.refused_combination(decodes) is None else ways:
+            for scenario in self._cascades(wants_lse=claims.lse, **changes):
+                self._check_if_combined(scenario, "cascade with sinks and scores of its own")
+
+    def _cascades(self, **changes: Any) -> tuple[Scenario, ...]:
+        """Decodes and a mixed batch behind one prefix, of whole blocks of a size that the backend accepts."""
+        sizes = self.block_sizes()
+        size = next((size for size in sizes if COMMON_PREFIX % size == 0), min(sizes))
+        length = max(COMMON_PREFIX, size)
+        return tuple(
+            Scenario(
+                query_lens=query_lens,
+                seq_lens=tuple(length + own for own in own_lens),
+                common_prefix_len=length,
+                block_size=size,
+                **changes,
+            )
+            for query_lens, own_lens in (((1, 1, 1, 1), (1, 12, 4, 32)), ((1, 5, 1, 20), (1, 12, 29, 20)))
+        )
 
     def test_context_parallelism(self) -> None:
         """Each of several ranks attends to the positions it holds; merged by LSE they give the whole."""

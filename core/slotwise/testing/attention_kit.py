@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 import torch
 
 from slotwise.engine.kv_layout import allocate, stored
-from slotwise.errors import ComponentUnavailableError
+from slotwise.errors import ConfigError
 from slotwise.interfaces.attention import (
     HND,
     LATENT,
@@ -83,7 +83,7 @@ class AttentionKit(ComponentConformance):
         try:
             self.device_name  # noqa: B018 - it raises
         except NotClaimedError as reason:
-            raise ComponentUnavailableError(
+            raise ConfigError(
                 f"{self.component} {reason}: none of its cases can run here. Examine it on such a machine, or name another with --device "
                 "if its kernels are interpreted or its library is replaced by a stand-in."
             ) from reason

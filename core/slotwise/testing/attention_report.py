@@ -29,7 +29,7 @@ CASES_OF: Final[dict[str, tuple[str, ...]]] = {
     "custom_mask": ("custom_masks", "rows_that_see_nothing"),
     "mla": ("latent_attention",),
     "lse": ("lse", "parts_merge_by_lse"),
-    "cascade": ("cascade",),
+    "cascade": ("cascade", "parts_of_a_cascade_join_once"),
     "kv_sharing": ("shared_kv",),
     "fused_kv_write": ("fused_write_stores_each_token_in_its_slot",),
     "context_parallel": ("context_parallelism",),

@@ -233,6 +233,20 @@ class SinkCountedTwice(PlainAttention):
         return None if sinks is None else sinks + math.log(2)
 
 
+class SinkJoinsEachPart(PlainAttention):
+    """Right until a cascade has two parts."""
+
+    caught_by = "parts_of_a_cascade_join_once"
+
+    def part(self, call, step, row, token, position, keys):
+        output, lse = super().part(call, step, row, token, position, keys)
+        sink = self.sinks(call, step)
+        if sink is None or not step.prefix_len:
+            return output, lse
+        total = torch.logaddexp(lse, sink)
+        return output * torch.exp(lse - total)[:, None], torch.where(torch.isneginf(lse), lse, total)
+
+
 class SinkScaled(PlainAttention):
     caught_by = "sinks"
 
