@@ -1,14 +1,17 @@
-"""The stand-in of FlashInfer has the real methods' parameters and defaults; its decode module builds for Hopper."""
+"""The stand-in of FlashInfer has the real methods' parameters, defaults and constants; its decode module builds for Hopper."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from slotwise_backends.flashinfer_attention import wrappers
 
 from ..backends import flashinfer_standin
 from .conftest import BUILD
@@ -44,8 +47,8 @@ CALLED = {
     "BatchPrefillWithRaggedKVCacheWrapper": {
         "__init__": ("kv_layout",),
         "plan": (
-            "qo_indptr", "kv_indptr", "num_qo_heads", "num_kv_heads", "head_dim_qk", "causal", "window_left", "logits_soft_cap",
-            "q_data_type", "kv_data_type", "o_data_type", "sm_scale",
+            "qo_indptr", "kv_indptr", "num_qo_heads", "num_kv_heads", "head_dim_qk", "custom_mask", "causal", "window_left",
+            "logits_soft_cap", "q_data_type", "kv_data_type", "o_data_type", "sm_scale",
         ),
         "run": ("q", "k", "v", "return_lse"),
     },
@@ -78,6 +81,32 @@ def test_every_argument_given_is_known_to_the_library(fetch, version, owner):
         described = docstring_in(source, method, owner)
         unknown = [name for name in arguments if name not in real and f"{name} :" not in described and f"{name}:" not in described]
         assert unknown == [], f"{owner}.{method} of {version}"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_kernels_have_the_constants_that_the_stand_in_imitates(fetch, version):
+    package = fetch(f"flashinfer-python=={version}") / "flashinfer"
+    include = package / "data" / "include" / "flashinfer"
+    infinity = re.search(r"constexpr float inf = ([^;]+);", (include / "math.cuh").read_text(encoding="utf-8"))
+    assert infinity is not None
+    if infinity[1] != "cuda::std::numeric_limits<float>::infinity()":
+        assert float(infinity[1]) == flashinfer_standin.INFINITY == wrappers.OLD_INFINITY
+    dispatch = re.search(
+        r"define DISPATCH_GQA_GROUP_SIZE\(.*?Unsupported group_size", (include / "utils.cuh").read_text(encoding="utf-8"), re.S
+    )
+    assert dispatch is not None
+    groups = {int(size) for size in re.findall(r"group_size == (\d+)", dispatch[0])}
+    assert flashinfer_standin.CUDA_CORE_GROUPS == wrappers.CUDA_CORE_GROUPS
+    assert groups >= set(wrappers.CUDA_CORE_GROUPS)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_masks_are_packed_on_the_device_and_kept_from_hopper_kernels(fetch, version):
+    package = fetch(f"flashinfer-python=={version}") / "flashinfer"
+    packing = (package / "data" / "csrc" / "quantization.cu").read_text(encoding="utf-8")
+    assert "CHECK_DEVICE(input_indptr, x)" in packing
+    chooser = (package / "utils.py").read_text(encoding="utf-8")
+    assert re.search(r"def is_fa3_backend_supported\(.*?if use_custom_mask:\s+return False", chooser, re.S)
 
 
 def test_the_decode_module_builds_for_hopper(fetch):

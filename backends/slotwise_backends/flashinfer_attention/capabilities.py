@@ -1,7 +1,8 @@
 """What the `flashinfer` attention backend claims, and its options. Imports no torch.
 
-FlashInfer's window bounds the left side alone, so it serves causal rows only. What is documented for some of its kernels but not for all
-(sinks, ALiBi, fixed splits) is left out.
+FlashInfer's window bounds the left side alone, so it serves causal rows only. Left out is what is documented for some of its kernels but
+not for all (sinks, ALiBi), splits of fixed size (the tiles still depend on how many tokens a step has, so rows on their company), and MLA,
+whose arguments differ among the library's versions.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ class FlashInferOptions(ComponentOptions):
 
     workspace_mib: int = Field(128, ge=16, description="Scratch memory for splitting keys among programs; the library recommends 128.")
     use_tensor_cores: bool | None = Field(
-        None, description="Tensor cores for decode rows; by default where four or more query heads share a KV head."
+        None,
+        description="Tensor cores for decode rows; by default where four or more query heads share a KV head, and always for groups that "
+        "the other kernels lack (5, 6, 7, 9 and more).",
     )
 
 
