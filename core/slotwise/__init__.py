@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slotwise.engine.async_llm import AsyncLLM
     from slotwise.engine.llm import LLM
-    from slotwise.engine.outputs import CompletionOutput, Logprob, RequestOutput
+    from slotwise.engine.outputs import (
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        RequestOutput,
+        ScoringRequestOutput,
+        SequenceScore,
+    )
+    from slotwise.pooling_params import PoolingParams
     from slotwise.sampling_params import OutputKind, SamplingParams
+    from slotwise.structured_outputs import StructuredOutputsParams
 
 _HOMES = {
     "LLM": "slotwise.engine.llm",
@@ -22,9 +31,28 @@ _HOMES = {
     "RequestOutput": "slotwise.engine.outputs",
     "CompletionOutput": "slotwise.engine.outputs",
     "Logprob": "slotwise.engine.outputs",
+    "EmbeddingRequestOutput": "slotwise.engine.outputs",
+    "ScoringRequestOutput": "slotwise.engine.outputs",
+    "SequenceScore": "slotwise.engine.outputs",
+    "PoolingParams": "slotwise.pooling_params",
+    "StructuredOutputsParams": "slotwise.structured_outputs",
 }
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "Logprob", "OutputKind", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EmbeddingRequestOutput",
+    "Logprob",
+    "OutputKind",
+    "PoolingParams",
+    "RequestOutput",
+    "SamplingParams",
+    "ScoringRequestOutput",
+    "SequenceScore",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 from slotwise.errors import InvalidRequestError
 from slotwise.interfaces.sampler import GREEDY_EPS
+from slotwise.structured_outputs import StructuredOutputsParams
 
 MIN_TEMPERATURE = 0.01
 """Positive temperatures below it are raised to it, except those below `GREEDY_EPS`, which mean greedy: a caller who writes 1e-12 wants no
@@ -46,10 +47,14 @@ class SamplingParams:
     float, and switched-off parameters have one spelling (top_k 0, seed None).
 
     temperature: 0 .. 2; 0, or less than 1e-5, is greedy and then top_p, top_k and min_p are without effect and n must be 1; others below
-    0.01 are raised to 0.01. top_k: 0 or -1 = off. max_tokens None = up to the context's end. logprobs: number of most likely alternatives
+    0.01 are raised to 0.01. top_k: 0 or -1 = off. max_tokens None = up to the context's end; 0 = nothing is
+    generated, the prompt alone is computed (for prompt_logprobs, or to fill the prefix cache). logprobs: number of most likely alternatives
     per output token (None = none, 0 = the sampled token's only, -1 = the whole vocabulary). seed None or -1 = none. logit_bias: token id ->
     number, clamped to -100 .. 100; ids may be decimal strings, as JSON has them. min_tokens: that many tokens come before EOS, a stop id or
-    a stop string may end the request. spaces_between_special_tokens is accepted and without effect: text never gets blanks of ours.
+    a stop string may end the request. structured_outputs: the form the output must have; it ends the request when it is complete, also with
+    ignore_eos. thinking_token_budget: tokens between the markers of the model's thoughts, after which their end is forced. extra_args: for
+    logits processors that are not built in, by the names they read. spaces_between_special_tokens is accepted and without effect: text
+    never gets blanks of ours.
     """
 
     n: int = 1
@@ -72,6 +77,9 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None
+    extra_args: dict[str, Any] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -96,6 +104,11 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def heeds_eos(self) -> bool:
+        """Whether EOS ends the output; a complete structured output always does."""
+        return not self.ignore_eos or self.structured_outputs is not None
+
     def clone(self) -> SamplingParams:
         """A copy that shares nothing mutable with this one. Not checked again: it is already in normal form."""
         return copy.deepcopy(self)
@@ -114,11 +127,13 @@ class SamplingParams:
         self.min_tokens = _integer("min_tokens", self.min_tokens, low=0)
         self.stream_interval = _integer("stream_interval", self.stream_interval, low=1)
         if self.max_tokens is not None:
-            self.max_tokens = _integer("max_tokens", self.max_tokens, low=1)
+            self.max_tokens = _integer("max_tokens", self.max_tokens, low=0)
         if self.logprobs is not None:
             self.logprobs = _integer("logprobs", self.logprobs, low=-1)
         if self.prompt_logprobs is not None:
             self.prompt_logprobs = _integer("prompt_logprobs", self.prompt_logprobs, low=-1)
+        if self.thinking_token_budget is not None:
+            self.thinking_token_budget = _integer("thinking_token_budget", self.thinking_token_budget, low=0)
         if self.seed is not None:
             seed = _integer("seed", self.seed, low=-(2**63), high=MAX_SEED)
             self.seed = None if seed == -1 else seed
@@ -135,6 +150,10 @@ class SamplingParams:
                     param="allowed_token_ids",
                 )
         self.logit_bias = _logit_bias(self.logit_bias)
+        self.structured_outputs = _structured_outputs(self.structured_outputs)
+        args = self.extra_args
+        if args is not None and not (isinstance(args, Mapping) and all(isinstance(key, str) for key in args)):
+            raise InvalidRequestError(f"extra_args must map names to values, got {_shown(self.extra_args)}.", param="extra_args")
 
     def _check_flags(self) -> None:
         for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens", "spaces_between_special_tokens"):
@@ -238,3 +257,19 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
         number = _number("logit_bias", bias, low=-math.inf)
         biases[_integer("logit_bias", token_id, low=0)] = min(max(number, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS)
     return biases or None
+
+
+def _structured_outputs(value: Any) -> StructuredOutputsParams | None:
+    if isinstance(value, StructuredOutputsParams):
+        value.check()
+        return value
+    if value is None:
+        return None
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        try:
+            return StructuredOutputsParams(**value)
+        except TypeError as error:
+            raise InvalidRequestError(f"structured_outputs: {error}.", param="structured_outputs") from error
+    raise InvalidRequestError(
+        f"structured_outputs must be a StructuredOutputsParams or a mapping of its fields, got {_shown(value)}.", param="structured_outputs"
+    )

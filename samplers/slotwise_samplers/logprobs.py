@@ -21,7 +21,7 @@ def logprobs_source(logits: torch.Tensor, mode: str, shift: torch.Tensor | None 
 def gather_logprobs(values: torch.Tensor, token_ids: torch.Tensor, num_logprobs: int) -> LogprobsTensors:
     """Sampled ids first, then the `num_logprobs` largest of each row, falling; -1 = the whole vocabulary.
 
-    values: [num_rows, vocab_size] float32. token_ids: [num_rows] int64; -1 in a row without a sample, whose values then mean nothing.
+    values: [num_rows, vocab_size] float32. token_ids: [num_rows] int64; -1 in a row without a token, whose values then mean nothing.
     """
     sampled = token_ids.unsqueeze(-1)
     sampled_values = values.gather(-1, sampled.clamp(min=0))

@@ -1,55 +1,41 @@
-"""One random id per row, without sending anything to the CPU: the argmax of p / e, with e drawn from Exp(1).
+"""One random id per row from one random number per row: the first id whose cumulative probability exceeds it.
 
-Source: competing exponentials; e_i / p_i is exponential with rate p_i, and the smallest of such is i with probability p_i / sum(p).
+The numbers are made on the CPU, 64 bits of fraction's worth each, so that a seed gives the same ones on every device; nothing is read back.
+Source: inverse transform sampling (Devroye, 1986, "Non-uniform random variate generation", section III.2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
-_SMALLEST_NOISE = 2.0**-24
-"""Least step of a float32 random number. A draw rounded to 0 counts as this: dividing by less would let ids win that are all but
-impossible, and 0 / 0 would let dropped ones win."""
+DRAW, VERIFY = 0, 1
+"""What a number of a seeded row is for; each purpose has a stream of its own."""
+_SEED_MASK = 2**64 - 1
 
 
 class RandomDraw:
-    """Draws for the rows of a batch. Rows with a generator draw from it alone, so that their ids are the same in every batch and place; the
-    others share one stream, seeded here."""
+    """Numbers for the rows of a batch. Rows with a seed get theirs by seed and position alone, so that their ids are the same in every
+    batch, place and step; the others share one stream, seeded here."""
 
-    def __init__(self, device: str, seed: int) -> None:
-        self._generator = torch.Generator(device=device).manual_seed(seed)
+    def __init__(self, seed: int) -> None:
         self._stream = np.random.default_rng(seed)
 
-    def draw(self, scaled: torch.Tensor, generators: Mapping[int, torch.Generator]) -> torch.Tensor:
-        """scaled: [num_rows, vocab_size] float32, log-probabilities up to a constant, the row's best at 0. generators: row -> its own.
-        Returns [num_rows] int64."""
-        on_cpu = scaled.device.type == "cpu"
-        noise = self._cpu_noise(scaled, generators) if on_cpu else self._device_noise(scaled, generators)
-        return scaled.exp().div_(noise.clamp_(min=_SMALLEST_NOISE)).argmax(dim=-1)
-
-    def _device_noise(self, scaled: torch.Tensor, generators: Mapping[int, torch.Generator]) -> torch.Tensor:
-        noise = torch.empty_like(scaled)
-        if len(generators) < scaled.shape[0]:
-            noise.exponential_(generator=self._generator)
-        for row, generator in generators.items():
-            noise[row].exponential_(generator=generator)
-        return noise
-
-    def _cpu_noise(self, scaled: torch.Tensor, generators: Mapping[int, torch.Generator]) -> torch.Tensor:
-        """The same from numpy, whose exponentials cost a fifth of torch's on the CPU. A row's generator gives 64 bits that seed its row."""
-        noise = torch.empty_like(scaled)
-        rows = noise.numpy()
-        numbers = np.empty(scaled.shape[1], dtype=np.float64)
-        for row in range(scaled.shape[0]):
-            generator = generators.get(row)
-            stream = self._stream if generator is None else np.random.default_rng(_random_bits(generator))
-            rows[row] = stream.standard_exponential(out=numbers)
-        return noise
+    def uniforms(self, num_rows: int, seeds: Mapping[int, int], positions: Sequence[int], *, purpose: int = DRAW) -> torch.Tensor:
+        """[num_rows] float64 on the CPU, in [0, 1)."""
+        numbers = self._stream.random(num_rows)
+        for row, seed in seeds.items():
+            numbers[row] = np.random.default_rng((seed & _SEED_MASK, positions[row], purpose)).random()
+        return torch.from_numpy(numbers)
 
 
-def _random_bits(generator: torch.Generator) -> int:
-    """64 random bits as a non-negative integer."""
-    return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None, generator=generator)) + 2**63
+def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """weights: [num_rows, vocab_size] >= 0, any scale; uniforms: [num_rows] float64. Returns [num_rows] int64; an id of weight 0 is never
+    drawn. Rows of NaN or without weight give some id of the vocabulary."""
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    wanted = uniforms.to(weights.device).unsqueeze(-1) * total
+    wanted = torch.minimum(wanted, torch.nextafter(total, torch.zeros_like(total)))  # a product may be rounded up to the total
+    return torch.searchsorted(cumulative, wanted, right=True).squeeze(-1).clamp_(max=weights.shape[-1] - 1)

@@ -202,6 +202,8 @@ def test_plan_is_shown_with_the_slots_it_left_open(run: Callable[..., tuple[int,
         "kv_cache": "paged",
         "eviction": "lru",
         "sampler": None,
+        "logits_processor": "penalties",
+        "grammar": None,
         "model": None,
         "weights": None,
     }
@@ -216,7 +218,7 @@ class DecidedPlan(Plan):
 
     def __init__(self, config: EngineConfig, *, weigh_all: bool = False) -> None:
         super().__init__(config)
-        left_open = [replace(FAILED, slot=slot, chosen="fast") for slot in ("sampler", "model", "weights")]
+        left_open = [replace(FAILED, slot=slot, chosen="fast") for slot in ("sampler", "grammar", "model", "weights")]
         whole = replace(ATTENTION, part="", asked=config.attention.use)
         self.resolutions = (*self.resolutions, *left_open, whole)
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from slotwise.cli.generation import run_prompts
 from slotwise.cli.prompts import PromptEntry, collect_prompts
 from slotwise.cli.run_parameters import sampling_params
-from slotwise.cli.run_summary import components_line, measure, summary_line
+from slotwise.cli.run_summary import components_line, measure, run_record, summary_line
 from slotwise.cli.run_view import printable
 from slotwise.engine.llm import LLM
+from slotwise.engine.speculation_stats import SpeculationStats
 from slotwise.errors import InvalidRequestError
 from slotwise.interfaces.observer import ComponentInUse
 from slotwise.sampling_params import OutputKind, SamplingParams
@@ -88,7 +89,7 @@ def test_a_pipe_carries_the_text_alone_and_the_summary_goes_to_stderr(cli, llm, 
     (line,) = err.strip().splitlines()
     assert line.startswith("5 prompt + 6 new tokens | first token ")
     assert "tokens/s | 0 cached | attention=" in line
-    assert " scheduler=fcfs kv_cache=paged eviction=lru sampler=torch model=transformers" in line
+    assert " scheduler=fcfs kv_cache=paged eviction=lru sampler=torch grammar=llguidance model=transformers" in line
 
 
 def test_on_a_terminal_the_summary_follows_the_text(cli, chat_model, monkeypatch):
@@ -381,6 +382,14 @@ def test_components_stand_in_the_order_of_the_contracts_with_parts():
 
 def test_the_summary_of_nothing_has_no_times():
     assert summary_line(measure([])) == "0 prompt + 0 new tokens | 0 cached"
+
+
+def test_the_summary_tells_of_drafts_where_there_were_any():
+    speculation = SpeculationStats()
+    speculation.note(num_drafts=4, num_accepted=3)
+    speculation.note(num_drafts=2, num_accepted=0)
+    assert summary_line(measure([], speculation)).endswith(" | 3 of 6 drafts accepted")
+    assert run_record("m", [], [], was_interrupted=False, speculation=speculation)["metrics"]["num_accepted_draft_tokens"] == 3
 
 
 def test_an_error_before_loading_imports_no_torch():

@@ -25,7 +25,7 @@ class Options(ComponentOptions):
 @hookimpl
 def slotwise_component():
     return Component(
-        slot="sampler", name="strange", implementation="strange_impl:Strange", api=">=1.0,<2", summary="A stranger.",
+        slot="sampler", name="strange", implementation="strange_impl:Strange", api=">=2.0,<3", summary="A stranger.",
         capabilities=SamplerCapabilities(), options=Options, requires=("pluggy>=1",),
     )
 """
@@ -90,7 +90,7 @@ def test_show_prints_summary_contract_capabilities_and_options(stranger: Path, n
     assert result.exit_code == 0
     for text in (
         "A stranger.",
-        ">=1.0,<2",
+        ">=2.0,<3",
         "strange_impl:Strange",
         "pluggy>=1",
         "per_request_seeds",
@@ -103,7 +103,7 @@ def test_show_prints_summary_contract_capabilities_and_options(stranger: Path, n
 
 def test_show_as_json(stranger: Path) -> None:
     found = listed("show", "strange", "--json")
-    assert found["api"] == ">=1.0,<2"
+    assert found["api"] == ">=2.0,<3"
     assert found["capabilities"]["devices"] == ["cpu", "cuda"]
     size, path = found["options"]
     assert size == {"name": "size", "type": "integer, at least 1", "default": 3, "required": False, "description": "How [bold]big[/bold]."}

@@ -19,7 +19,7 @@ REFUSED = [
     *[("frequency_penalty", value) for value in (NAN, -INF, 2.1, 100)],
     *[("repetition_penalty", value) for value in (NAN, INF, 0, -1)],
     *[("n", value) for value in (0, -1, 1.5, True, 10**9)],
-    *[("max_tokens", value) for value in (0, -1, 1.0, True)],
+    *[("max_tokens", value) for value in (-1, 1.0, True)],
     *[("min_tokens", value) for value in (-1, 2.0, None)],
     *[("logprobs", value) for value in (NAN, -2, 1.0, True, "5")],
     *[("prompt_logprobs", value) for value in (-2, True)],

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,18 @@ def hub(**options: Any) -> ObserverHub:
 def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.INFO, LOGGER)
     return caplog
+
+
+def test_tells_of_drafts_where_there_were_any(lines: pytest.LogCaptureFixture) -> None:
+    told = hub(interval_steps=2)
+    for _ in range(2):
+        told.step_finished(step(0))
+    assert "drafts" not in lines.messages[0]
+    drafting = step(1)
+    drafting.scheduler_output.scheduled_spec_decode_tokens = {"r": [4, 5, 6]}
+    for _ in range(2):
+        told.step_finished(replace(drafting, num_accepted_draft_tokens=2))
+    assert lines.messages[1].endswith(", 4 of 6 drafts accepted")
 
 
 def test_writes_one_line_per_interval_with_the_sum_of_its_steps(lines: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from slotwise.engine.logits_processors import LogitsProcessors
+from slotwise.interfaces.logits_processor import BatchUpdate, LogitsProcessorSetup, LogitsRows, RowRequest
 from slotwise.interfaces.sampler import SampleRequest, SamplerSetup, SamplingMetadata
+from slotwise.sampling_params import SamplingParams
+from slotwise_samplers.processors.allowed_token_ids import AllowedTokenIds
+from slotwise_samplers.processors.bad_words import BadWords
+from slotwise_samplers.processors.logit_bias import LogitBias
+from slotwise_samplers.processors.min_tokens import MinTokens
+from slotwise_samplers.processors.penalties import Penalties
+from slotwise_samplers.processors.thinking_budget import ThinkingBudget
 from slotwise_samplers.torch_sampler import TorchSampler
 
 
@@ -16,9 +25,8 @@ def make_sampler(vocab_size, **setup):
     return TorchSampler(SamplerSetup(vocab_size=vocab_size, max_num_reqs=64, device="cpu", **setup))
 
 
-def make_metadata(num_rows, *, temperature=None, top_k=None, top_p=None, min_p=None, penalties=None, **fields):
-    """Metadata from one value for all rows, or a list of one per row; temperature None = all greedy. penalties: (repetition, frequency,
-    presence)."""
+def make_metadata(num_rows, *, temperature=None, top_k=None, top_p=None, min_p=None, **fields):
+    """Metadata from one value for all rows, or a list of one per row; temperature None = all greedy."""
 
     def column(value, dtype=torch.float32):
         if value is None:
@@ -26,9 +34,6 @@ def make_metadata(num_rows, *, temperature=None, top_k=None, top_p=None, min_p=N
         return torch.tensor(value if isinstance(value, list) else [value] * num_rows, dtype=dtype)
 
     temperatures = column(temperature)
-    if penalties is not None:
-        names = ("repetition_penalties", "frequency_penalties", "presence_penalties")
-        fields |= dict(zip(names, (column(value) for value in penalties), strict=True))
     return SamplingMetadata(
         num_rows=num_rows,
         all_greedy=temperatures is None,
@@ -41,10 +46,56 @@ def make_metadata(num_rows, *, temperature=None, top_k=None, top_p=None, min_p=N
     )
 
 
-def run(sampler, logits, metadata):
+def make_request(logits, metadata, *, positions=None, **fields):
+    """positions: one for all rows, or one each."""
+    positions = [positions or 0] * len(logits) if not isinstance(positions, list) else positions
+    return SampleRequest(logits=logits, metadata=metadata, positions=positions, **fields)
+
+
+def run(sampler, logits, metadata, **fields):
     """Ids of one step, as a list."""
     logits = torch.as_tensor(logits).clone()
-    return sampler.sample(SampleRequest(logits=logits, metadata=metadata)).token_ids.squeeze(-1).tolist()
+    return sampler.sample(make_request(logits, metadata, **fields)).token_ids.squeeze(-1).tolist()
+
+
+PROCESSORS = (AllowedTokenIds, BadWords, MinTokens, LogitBias, ThinkingBudget, Penalties)
+
+
+def row(output=(), prompt=(), *, stop_token_ids=(), bad_words=(), **params):
+    """A request as processors see it. output: a list that the test may let grow."""
+    return RowRequest(
+        sampling_params=SamplingParams(max_tokens=10**6, **params),
+        prompt_token_ids=list(prompt),
+        output_token_ids=output if isinstance(output, list) else list(output),
+        stop_token_ids=frozenset(stop_token_ids),
+        bad_words_token_ids=bad_words,
+    )
+
+
+def make_processors(vocab_size, *rows, encode=None):
+    """The built-in processors, told of these rows."""
+    setup = LogitsProcessorSetup(vocab_size=vocab_size, max_num_reqs=64, device="cpu", encode=encode)
+    processors = LogitsProcessors([processor(setup) for processor in PROCESSORS])
+    processors.update(BatchUpdate(num_rows=len(rows), added=list(enumerate(rows))))
+    return processors
+
+
+def plain_rows(num_rows):
+    return LogitsRows(requests=range(num_rows), drafts=((),) * num_rows)
+
+
+def edits(vocab_size, *rows, encode=None):
+    """What a sampler gets for these rows; None if they want nothing."""
+    return make_processors(vocab_size, *rows, encode=encode).bind(plain_rows(len(rows)))
+
+
+def edited(logits, *rows, encode=None):
+    """Logits after the processors."""
+    logits = torch.tensor(logits, dtype=torch.float32)
+    bound = edits(logits.shape[1], *rows, encode=encode)
+    if bound is not None:
+        bound.before_argmax(logits)
+    return logits
 
 
 def draws(logits, num_draws, *, seed=0, **metadata):
@@ -91,5 +142,15 @@ def healthy():
 def tools():
     """The functions above, for test modules, which cannot import a conftest."""
     return SimpleNamespace(
-        make_sampler=make_sampler, make_metadata=make_metadata, run=run, draws=draws, reference_distribution=reference_distribution
+        make_sampler=make_sampler,
+        make_metadata=make_metadata,
+        make_request=make_request,
+        run=run,
+        draws=draws,
+        row=row,
+        make_processors=make_processors,
+        plain_rows=plain_rows,
+        edits=edits,
+        edited=edited,
+        reference_distribution=reference_distribution,
     )

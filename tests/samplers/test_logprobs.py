@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from slotwise.interfaces.sampler import LOGPROBS_MODES, SampleRequest
+from slotwise.interfaces.sampler import LOGPROBS_MODES
 from slotwise_samplers.logprobs import gather_logprobs
 
 
-def sample(tools, logits, *, mode="raw_logprobs", **fields):
+def sample(tools, logits, *, mode="raw_logprobs", edits=None, **fields):
     logits = torch.tensor(logits)
     metadata = tools.make_metadata(len(logits), **fields)
-    return tools.make_sampler(logits.shape[1], logprobs_mode=mode).sample(SampleRequest(logits=logits, metadata=metadata))
+    return tools.make_sampler(logits.shape[1], logprobs_mode=mode).sample(tools.make_request(logits, metadata, edits=edits))
 
 
 def test_sampled_first_then_the_most_likely_in_falling_order(tools):
@@ -36,8 +36,8 @@ def test_number_of_columns(tools, asked, columns):
 @pytest.mark.parametrize("temperature", [None, 0.5])
 def test_modes_report_values_before_or_after_processing(tools, mode, temperature):
     logits = np.array([[1.0, 3.0, 2.0, -1.0]], dtype=np.float32)
-    fields = {"logit_bias": {0: {3: 10.0}}, "allowed_token_ids_mask": torch.tensor([[False, True, False, False]])}
-    output = sample(tools, logits.tolist(), mode=mode, temperature=temperature, top_k=2, num_logprobs=-1, **fields)
+    edits = tools.edits(4, tools.row(logit_bias={3: 10.0}, allowed_token_ids=[0, 2, 3]))
+    output = sample(tools, logits.tolist(), mode=mode, temperature=temperature, top_k=2, num_logprobs=-1, edits=edits)
     expected = logits[0].astype(np.float64)
     if mode.startswith("processed"):
         expected[1], expected[3] = -np.inf, 9.0
@@ -72,6 +72,6 @@ def test_values_of_each_row_are_its_own(tools):
 
 def test_half_precision_logits_give_float32_logprobs(tools):
     logits = torch.tensor([[10.0, 11.0, 2.0]], dtype=torch.float16)
-    output = tools.make_sampler(3).sample(SampleRequest(logits=logits, metadata=tools.make_metadata(1, num_logprobs=0)))
+    output = tools.make_sampler(3).sample(tools.make_request(logits, tools.make_metadata(1, num_logprobs=0)))
     assert output.logprobs.logprobs.dtype == torch.float32
     torch.testing.assert_close(output.logprobs.logprobs[0, 0], logits.float().log_softmax(-1)[0, 1])

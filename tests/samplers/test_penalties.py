@@ -4,102 +4,83 @@ import numpy as np
 import pytest
 import torch
 
-from slotwise.interfaces.sampler import SampleRequest
+from slotwise.interfaces.logits_processor import BatchUpdate, LogitsRows, RowMove
 
 
-@pytest.fixture
-def processed(tools):
-    """Logits after penalties, through the `processed_logits` of a greedy step."""
-
-    def compute(logits, sampler=None, **fields):
-        logits = torch.tensor(logits)
-        sampler = sampler or tools.make_sampler(logits.shape[1], logprobs_mode="processed_logits")
-        metadata = fields.pop("metadata", None) or tools.make_metadata(len(logits), num_logprobs=-1, **fields)
-        result = sampler.sample(SampleRequest(logits=logits.clone(), metadata=metadata)).logprobs
-        return torch.empty_like(logits).scatter_(1, result.token_ids[:, 1:], result.logprobs[:, 1:])
-
-    return compute
+def penalised(tools, repetition=1.0, frequency=0.0, presence=0.0, *, prompt=(), output=()):
+    return tools.row(output, prompt, repetition_penalty=repetition, frequency_penalty=frequency, presence_penalty=presence)
 
 
 @pytest.mark.parametrize(("logit", "expected"), [(2.0, 0.25), (-2.0, -4.75)])
-def test_worked_numbers(processed, logit, expected):
-    found = processed([[logit, 0.5]], penalties=(2.0, 0.5, 0.25), prompt_token_ids=[[]], output_token_ids=[[0]])
-    assert found.tolist() == [[expected, 0.5]]
+def test_worked_numbers(tools, logit, expected):
+    assert tools.edited([[logit, 0.5]], penalised(tools, 2.0, 0.5, 0.25, output=[0])).tolist() == [[expected, 0.5]]
 
 
-def test_repetition_sees_the_prompt_and_the_others_do_not(processed):
-    found = processed([[2.0, 2.0, 2.0]], penalties=(2.0, 0.5, 0.25), prompt_token_ids=[[1, 1]], output_token_ids=[[0, 0]])
+def test_repetition_sees_the_prompt_and_the_others_do_not(tools):
+    found = tools.edited([[2.0, 2.0, 2.0]], penalised(tools, 2.0, 0.5, 0.25, prompt=[1, 1], output=[0, 0]))
     assert found.tolist() == [[2.0 / 2 - 2 * 0.5 - 0.25, 1.0, 2.0]]
 
 
-def test_rows_have_their_own_penalties_and_history(processed, tools):
+def test_rows_have_their_own_penalties_and_history(tools):
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 3, (4, 12)).astype(np.float32)
-    penalties = ([1.0, 1.3, 1.0, 0.7], [0.0, 0.5, -1.0, 0.0], [0.0, 0.0, 1.5, 2.0])
+    rules = [(1.0, 0.0, 0.0), (1.3, 0.5, 0.0), (1.0, -1.0, 1.5), (0.7, 0.0, 2.0)]
     prompts = [rng.integers(0, 12, 5).tolist() for _ in range(4)]
     outputs = [rng.integers(0, 12, size).tolist() for size in (3, 0, 6, 4)]
-    found = processed(logits.tolist(), penalties=penalties, prompt_token_ids=prompts, output_token_ids=outputs).softmax(-1).numpy()
+    rows = [penalised(tools, *rule, prompt=prompt, output=output) for rule, prompt, output in zip(rules, prompts, outputs, strict=True)]
+    found = tools.edited(logits.tolist(), *rows).softmax(-1).numpy()
     for row in range(4):
-        names = ("repetition", "frequency", "presence")
-        rules = dict(zip(names, (column[row] for column in penalties), strict=True))
-        expected = tools.reference_distribution(logits[row], prompt=prompts[row], output=outputs[row], **rules)
+        names = dict(zip(("repetition", "frequency", "presence"), rules[row], strict=True))
+        expected = tools.reference_distribution(logits[row], prompt=prompts[row], output=outputs[row], **names)
         np.testing.assert_allclose(found[row], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("penalties", [(1.0, 0.0, 1.5), (2.0, 0.0, 0.0)])
-def test_the_token_just_generated_is_penalised(tools, penalties):
-    """Constant logits whose best, 3, is 1.0 ahead of 4: the step after 3 takes 4, with the same metadata and a growing history."""
-    logits = [[0.1, 0.1, 0.1, 1.9, 1.0, 0.1]] if penalties[0] > 1 else [[0.0, 0.0, 0.0, 2.0, 1.0, 0.0]]
+@pytest.mark.parametrize("rule", [(1.0, 0.0, 1.5), (2.0, 0.0, 0.0)])
+def test_the_token_just_generated_is_penalised(tools, rule):
+    """Constant logits whose best, 3, is ahead of 4: the step after 3 takes 4, with the same processors and a growing history."""
+    logits = [[0.1, 0.1, 0.1, 1.9, 1.0, 0.1]] if rule[0] > 1 else [[0.0, 0.0, 0.0, 2.0, 1.0, 0.0]]
     output = []
-    sampler = tools.make_sampler(6)
-    metadata = tools.make_metadata(1, penalties=penalties, prompt_token_ids=[[0]], output_token_ids=[output])
+    processors = tools.make_processors(6, penalised(tools, *rule, prompt=[0], output=output))
     for _ in range(4):
-        output.extend(tools.run(sampler, logits, metadata))
+        edits = processors.bind(tools.plain_rows(1))
+        output.extend(tools.run(tools.make_sampler(6), logits, tools.make_metadata(1), edits=edits))
     assert output[:2] == [3, 4]
     fresh = []
     for _ in range(4):
-        once = tools.make_metadata(1, penalties=penalties, prompt_token_ids=[[0]], output_token_ids=[list(fresh)])
-        fresh.extend(tools.run(tools.make_sampler(6), logits, once))
+        edits = tools.edits(6, penalised(tools, *rule, prompt=[0], output=list(fresh)))
+        fresh.extend(tools.run(tools.make_sampler(6), logits, tools.make_metadata(1), edits=edits))
     assert output == fresh
 
 
-def test_counts_kept_over_steps_equal_counts_made_anew(processed, tools):
+def test_counts_kept_over_steps_equal_counts_made_anew(tools):
     rng = np.random.default_rng(1)
-    outputs, prompts = [[], [5]], [[1, 2], [3]]
-    sampler = tools.make_sampler(8, logprobs_mode="processed_logits")
-
-    def make():
-        rules = ([1.5, 1.0], [0.3, 0.9], [0.1, 0.0])
-        return tools.make_metadata(2, num_logprobs=-1, penalties=rules, prompt_token_ids=prompts, output_token_ids=outputs)
-
-    metadata = make()
-    for step in range(12):
-        logits = rng.normal(0, 3, (2, 8)).astype(np.float32).tolist()
-        if step == 8:
-            outputs[0].clear()  # A row that was rolled back.
-        assert processed(logits, sampler, metadata=metadata).equal(processed(logits, metadata=make()))
+    rules, prompts, outputs = [(1.5, 0.3, 0.1), (1.0, 0.9, 0.0)], [[1, 2], [3]], [[], [5]]
+    rows = [penalised(tools, *rule, prompt=prompt, output=output) for rule, prompt, output in zip(rules, prompts, outputs, strict=True)]
+    processors = tools.make_processors(40, *rows)
+    order = [0, 1]
+    for step in range(60):
+        logits = rng.normal(0, 3, (2, 40)).astype(np.float32)
+        if step == 30:  # the rows exchange their places
+            processors.update(BatchUpdate(num_rows=2, moved=[RowMove(source=0, target=1, is_swap=True)]))
+            order = [1, 0]
+        kept = torch.from_numpy(logits.copy())
+        processors.bind(tools.plain_rows(2)).before_argmax(kept)
+        fresh = [penalised(tools, *rules[row], prompt=prompts[row], output=list(outputs[row])) for row in order]
+        assert kept.equal(tools.edited(logits.tolist(), *fresh))
         for output in outputs:
-            output.append(int(rng.integers(8)))
-    outputs[1] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]  # Another request's history in the row.
-    logits = [[1.0] * 8] * 2
-    assert processed(logits, sampler, metadata=metadata).equal(processed(logits, metadata=make()))
+            output.extend(rng.integers(0, 40, rng.integers(1, 4)).tolist())
 
 
-def test_tokens_in_flight_are_counted_once_they_are_known(processed, tools):
-    output = [1, -1]
-    sampler = tools.make_sampler(4, logprobs_mode="processed_logits")
-    metadata = tools.make_metadata(1, num_logprobs=-1, penalties=(1.0, 0.5, 0.0), prompt_token_ids=[[]], output_token_ids=[output])
-    assert processed([[1.0] * 4], sampler, metadata=metadata).tolist() == [[1.0, 0.5, 1.0, 1.0]]
-    output[1] = 2
-    assert processed([[1.0] * 4], sampler, metadata=metadata).tolist() == [[1.0, 0.5, 0.5, 1.0]]
+def test_drafts_count_as_output_and_are_forgotten_afterwards(tools):
+    output = [1]
+    processors = tools.make_processors(5, penalised(tools, 1.0, 0.5, 0.25, output=output))
+    rows = LogitsRows(requests=[0, 0, 0], drafts=[(), (2,), (2, 1)], has_drafts=True)
+    for _ in range(2):
+        logits = torch.zeros(3, 5)
+        processors.bind(rows).before_argmax(logits)
+        assert logits.tolist() == [[0, -0.75, 0, 0, 0], [0, -0.75, -0.75, 0, 0], [0, -1.25, -0.75, 0, 0]]
 
 
-def test_ids_without_a_logit_are_left_out(processed):
-    found = processed([[1.0, 1.0]], penalties=(2.0, 0.0, 0.0), prompt_token_ids=[[0, 7, 10**6]], output_token_ids=[[]])
+def test_ids_without_a_logit_are_left_out(tools):
+    found = tools.edited([[1.0, 1.0]], penalised(tools, 2.0, prompt=[0, 7, 10**6], output=[99]))
     assert found.tolist() == [[0.5, 1.0]]
-
-
-def test_incomplete_penalties_are_refused(tools):
-    metadata = tools.make_metadata(1, repetition_penalties=torch.tensor([2.0]))
-    with pytest.raises(ValueError, match="all three"):
-        tools.run(tools.make_sampler(2), [[0.0, 1.0]], metadata)

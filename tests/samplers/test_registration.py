@@ -8,4 +8,4 @@ def test_torch_is_registered_and_fulfils_the_contract():
     loaded = ComponentRegistry().get("sampler", "torch")
     implementation = import_implementation(loaded)
     assert implementation.capabilities == loaded.component.capabilities
-    assert not loaded.component.capabilities.speculative
+    assert loaded.component.capabilities.speculative

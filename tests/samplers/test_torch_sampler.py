@@ -8,13 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slotwise.interfaces.sampler import SampleRequest, SpecDecodeRows
-
 NAN, INF = math.nan, math.inf
-
-
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def test_greedy_is_the_argmax_and_the_first_of_equals(tools):
@@ -25,7 +19,7 @@ def test_greedy_is_the_argmax_and_the_first_of_equals(tools):
 def test_no_rows_give_no_tokens(tools):
     for temperature in (None, []):
         metadata = tools.make_metadata(0, temperature=temperature, num_logprobs=1)
-        output = tools.make_sampler(3).sample(SampleRequest(logits=torch.empty(0, 3), metadata=metadata))
+        output = tools.make_sampler(3).sample(tools.make_request(torch.empty(0, 3), metadata))
         assert output.token_ids.shape == (0, 1)
 
 
@@ -104,20 +98,20 @@ def seeded_run(tools, row_of, num_rows_at, *, num_steps=16, fields_of=None, voca
     rng = np.random.default_rng(4)
     own_logits = rng.normal(0, 1, (num_steps, vocab_size)).astype(np.float32)
     sampler = tools.make_sampler(vocab_size, seed=int(rng.integers(100)))
-    own_generator, other_generator = generator(42), generator(7)
     ids = []
     for step in range(num_steps):
         num_rows, row = num_rows_at(step), row_of(step)
         logits = torch.from_numpy(np.random.default_rng(step).normal(0, 1, (num_rows, vocab_size)).astype(np.float32))
         logits[row] = torch.from_numpy(own_logits[step])
-        generators = {row: own_generator}
+        seeds = {row: 42}
         if fields_of == "seeded" and num_rows > 1:
-            generators[(row + 1) % num_rows] = other_generator
+            seeds[(row + 1) % num_rows] = 7
         rules = {"temperature": [0.8 if index == row else 1.3 for index in range(num_rows)]}
         if fields_of == "truncated":
             rules |= {"top_k": [vocab_size if index == row else 3 for index in range(num_rows)]}
             rules |= {"top_p": [1.0 if index == row else 0.4 for index in range(num_rows)]}
-        ids.append(tools.run(sampler, logits, tools.make_metadata(num_rows, generators=generators, **rules))[row])
+        positions = [step if index == row else 5 * index for index in range(num_rows)]
+        ids.append(tools.run(sampler, logits, tools.make_metadata(num_rows, seeds=seeds, **rules), positions=positions)[row])
     return ids
 
 
@@ -155,7 +149,7 @@ def test_equal_engine_seeds_give_equal_draws(tools):
 def test_an_unusable_row_harms_no_other(tools, healthy, bad, rules, mode):
     def sample(logits):
         metadata = tools.make_metadata(3, num_logprobs=2, **rules)
-        return tools.make_sampler(4, logprobs_mode=mode).sample(SampleRequest(logits=logits.clone(), metadata=metadata))
+        return tools.make_sampler(4, logprobs_mode=mode).sample(tools.make_request(logits.clone(), metadata))
 
     sick = healthy.clone()
     sick[1] = torch.tensor(bad)
@@ -168,10 +162,9 @@ def test_an_unusable_row_harms_no_other(tools, healthy, bad, rules, mode):
 
 
 def test_a_row_whose_every_id_is_forbidden_is_unusable(tools, healthy):
-    mask = torch.zeros(3, 4, dtype=torch.bool)
-    mask[1] = True
+    rows = [tools.row(), tools.row(bad_words=[[0], [1], [2], [3]]), tools.row()]
     for temperature in (None, 1.0):
-        ids = tools.run(tools.make_sampler(4), healthy, tools.make_metadata(3, temperature=temperature, allowed_token_ids_mask=mask))
+        ids = tools.run(tools.make_sampler(4), healthy, tools.make_metadata(3, temperature=temperature), edits=tools.edits(4, *rows))
         assert ids[1] == -1
         assert min(ids[0], ids[2]) >= 0
 
@@ -180,13 +173,6 @@ def test_padding_columns_are_never_sampled(tools):
     logits = torch.tensor([[0.0, 1.0, 50.0, NAN]])
     assert tools.run(tools.make_sampler(2), logits, tools.make_metadata(1)) == [1]
     assert set(tools.draws(logits[0, :3].clone(), 1, temperature=1.0)) <= {0, 1, 2}
-
-
-def test_drafts_are_refused(tools, healthy):
-    none = torch.empty(0, dtype=torch.int64)
-    rows = SpecDecodeRows(num_draft_tokens=(), draft_token_ids=none, draft_probs=None, target_indices=none, bonus_indices=none)
-    with pytest.raises(ValueError, match="drafts"):
-        tools.make_sampler(4).sample(SampleRequest(logits=healthy, metadata=tools.make_metadata(3), spec_decode=rows))
 
 
 NUMBERS = st.integers(-160, 160).map(lambda eighths: eighths / 8)

@@ -97,6 +97,8 @@ class Endpoint(ABC, Generic[RequestT]):
         fields |= self.own_sampling(request)
         kind = OutputKind.DELTA if request.stream else OutputKind.FINAL_ONLY
         params = SamplingParams(**fields, output_kind=kind)
+        if params.max_tokens == 0 and not self.has_echo(request):
+            raise InvalidRequestError("max_tokens is 0, so the answer would be empty; ask for at least 1.", param="max_tokens")
         _check_together(request, params)
         return params
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 NEEDS_MODEL = "needs a model: set model.source"
 NEEDS_MODEL_SLOT = "attention"
 """Even by name this slot cannot be judged without a model: its predicates are about the layers."""
-OBSERVER = "observer"
-"""The slot that several components fill at once."""
+SHARED_SLOTS = ("observer", "logits_processor")
+"""Those that several components fill at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ def complete(decided: Sequence[Resolution], config: EngineConfig, registry: Comp
     `open_reason`. In the order of the slots."""
     found = list(decided)
     for named in named_components(config):
-        if any((one.slot, one.part) == (named.slot, named.part) and named.slot != OBSERVER for one in decided):
+        if any((one.slot, one.part) == (named.slot, named.part) and named.slot not in SHARED_SLOTS for one in decided):
             continue
         states = registry.load_slot(named.slot)
         if named.name == AUTO or named.slot == NEEDS_MODEL_SLOT:

@@ -155,11 +155,13 @@ def _report(llm: LLM, run: Run, *, as_json: bool) -> None:
     from slotwise.cli.run_summary import components_line, measure, run_record, summary_line
     from slotwise.cli.run_view import show_summary
 
+    speculation = llm.engine.core.stats().speculation
     if as_json:
-        write_json(run_record(llm.model_name, run.answers, llm.components, was_interrupted=run.was_interrupted))
+        record = run_record(llm.model_name, run.answers, llm.components, was_interrupted=run.was_interrupted, speculation=speculation)
+        write_json(record)
         return
     start = "interrupted | " if run.was_interrupted else ""
-    show_summary(f"{start}{summary_line(measure(run.answers))} | {components_line(llm.components)}")
+    show_summary(f"{start}{summary_line(measure(run.answers, speculation))} | {components_line(llm.components)}")
 
 
 def _exit(run: Run) -> None:

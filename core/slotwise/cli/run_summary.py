@@ -17,6 +17,7 @@ from slotwise.interfaces.version import CONTRACT_VERSIONS
 
 if TYPE_CHECKING:
     from slotwise.engine.outputs import Logprob, RequestOutput
+    from slotwise.engine.speculation_stats import SpeculationStats
     from slotwise.interfaces.observer import ComponentInUse
 
 
@@ -35,10 +36,13 @@ class RunMetrics:
     """From the first prompt's arrival to the last one's end."""
     tokens_per_s: float | None
     """New tokens over the duration, so the time spent on prompts counts."""
+    num_draft_tokens: int = 0
+    """Drafts that were verified."""
+    num_accepted_draft_tokens: int = 0
 
 
-def measure(answers: Sequence[Answer]) -> RunMetrics:
-    """Metrics of the answers that have an output."""
+def measure(answers: Sequence[Answer], speculation: SpeculationStats | None = None) -> RunMetrics:
+    """Metrics of the answers that have an output. speculation: of an engine that did nothing else."""
     outputs = [answer.output for answer in answers if answer.output is not None]
     num_new_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     first = [seconds for output in outputs if output.metrics and (seconds := output.metrics.time_to_first_token) is not None]
@@ -51,6 +55,8 @@ def measure(answers: Sequence[Answer]) -> RunMetrics:
         time_to_first_token_s=statistics.median(first) if first else None,
         duration_s=duration,
         tokens_per_s=num_new_tokens / duration if duration else None,
+        num_draft_tokens=0 if speculation is None else speculation.num_draft_tokens,
+        num_accepted_draft_tokens=0 if speculation is None else speculation.num_accepted_tokens,
     )
 
 
@@ -63,6 +69,8 @@ def summary_line(metrics: RunMetrics) -> str:
     if metrics.tokens_per_s is not None:
         parts.append(f"{metrics.tokens_per_s:.1f} tokens/s")
     parts.append(f"{metrics.num_cached_tokens} cached")
+    if metrics.num_draft_tokens:
+        parts.append(f"{metrics.num_accepted_draft_tokens} of {metrics.num_draft_tokens} drafts accepted")
     return " | ".join(parts)
 
 
@@ -73,12 +81,19 @@ def components_line(components: Sequence[ComponentInUse]) -> str:
     return " ".join(f"{item.slot}{f'[{item.part}]' if item.part else ''}={item.name}" for item in ordered)
 
 
-def run_record(model: str, answers: Sequence[Answer], components: Sequence[ComponentInUse], *, was_interrupted: bool) -> dict[str, Any]:
+def run_record(
+    model: str,
+    answers: Sequence[Answer],
+    components: Sequence[ComponentInUse],
+    *,
+    was_interrupted: bool,
+    speculation: SpeculationStats | None = None,
+) -> dict[str, Any]:
     """What `generate --json` prints."""
     return {
         "model": model,
         "outputs": [answer_record(answer) for answer in answers],
-        "metrics": asdict(measure(answers)),
+        "metrics": asdict(measure(answers, speculation)),
         "components": [asdict(item) for item in components],
         "interrupted": was_interrupted,
     }

@@ -5,11 +5,11 @@ What this file does not know: whether they fit the model and the machine; the re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slotwise.config.engine_config import EngineConfig, SlotConfig, slot_path, slot_section
+from slotwise.config.engine_config import NO_COMPONENT, EngineConfig, SlotConfig, slot_path, slot_section
 from slotwise.config.origins import Origins
 from slotwise.config.problems import Problem
 from slotwise.errors import ConfigError, PluginError
@@ -38,15 +38,22 @@ class NamedComponent:
 def named_components(config: EngineConfig) -> Iterator[NamedComponent]:
     """Every component named, `auto` included, slot by slot and part by part."""
     for slot in CONTRACT_VERSIONS:
-        if (section := slot_section(config, slot)) is not None:
+        section = slot_section(config, slot)
+        if section is not None and section.use != NO_COMPONENT:
             yield _named(slot, section, ".".join(slot_path(slot)))
     for table in ("per_kind", "per_phase"):
         for part, choice in getattr(config.attention, table).items():
             yield _named("attention", choice, f"attention.{table}.{part}", part)
-    for name in config.observers.use:
-        options = config.observers.options.get(name, {})
-        options_key = f"observers.options.{name}"
-        yield NamedComponent(slot="observer", part="", name=name, options=options, use_key="observers.use", options_key=options_key)
+    yield from _listed("observer", "observers", config.observers.use, config.observers.options)
+    yield from _listed("logits_processor", "logits_processors", config.logits_processors.names, config.logits_processors.options)
+
+
+def _listed(slot: str, key: str, names: Iterable[str], options: Mapping[str, Mapping[str, Any]]) -> Iterator[NamedComponent]:
+    """Of a slot that any number of components fill."""
+    for name in names:
+        yield NamedComponent(
+            slot=slot, part="", name=name, options=options.get(name, {}), use_key=f"{key}.use", options_key=f"{key}.options.{name}"
+        )
 
 
 def _named(slot: str, section: SlotConfig, key: str, part: str = "") -> NamedComponent:
@@ -75,7 +82,13 @@ def check_components(config: EngineConfig, origins: Origins, registry: Component
         key = getattr(error, "key", None) or "plugins.strict"
         return [Problem(key=key, where=origins.nearest(key).where, message=str(error))]
     problems = [problem for named in named_components(config) for problem in _check(named, origins, registry)]
-    return problems + _unused_observer_options(config, origins)
+    return [
+        *problems,
+        *_unused_options("observer", "observers", config.observers.use, config.observers.options, origins),
+        *_unused_options(
+            "logits processor", "logits_processors", config.logits_processors.names, config.logits_processors.options, origins
+        ),
+    ]
 
 
 def _check(named: NamedComponent, origins: Origins, registry: ComponentRegistry) -> Iterator[Problem]:
@@ -111,13 +124,14 @@ def _options_problem(named: NamedComponent, origins: Origins, error: ConfigError
     return Problem(key=key, where=origins.nearest(key).where, message=str(error))
 
 
-def _unused_observer_options(config: EngineConfig, origins: Origins) -> list[Problem]:
-    unused = [name for name in config.observers.options if name not in config.observers.use]
+def _unused_options(what: str, key: str, names: Iterable[str], options: Mapping[str, Any], origins: Origins) -> list[Problem]:
+    used = set(names)
     return [
         Problem(
-            key=f"observers.options.{name}",
-            where=origins.nearest(f"observers.options.{name}").where,
-            message=f"options for the observer {name!r}, which observers.use does not name: add it there or remove the options",
+            key=f"{key}.options.{name}",
+            where=origins.nearest(f"{key}.options.{name}").where,
+            message=f"options for the {what} {name!r}, which {key}.use does not name: add it there or remove the options",
         )
-        for name in unused
+        for name in options
+        if name not in used
     ]

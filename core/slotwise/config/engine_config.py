@@ -130,6 +130,43 @@ class SamplerConfig(SlotConfig):
     max_logprobs: int = Field(20, ge=-1, description="Most logprobs a request may ask for per token; -1 = the whole vocabulary.")
 
 
+class LogitsProcessorsConfig(Section):
+    """Logits processors. Each says itself where in the order it runs; `slotwise explain` shows the order."""
+
+    shorthand: ClassVar[str | None] = "add"
+
+    use: list[str] = Field(
+        default_factory=lambda: ["allowed_token_ids", "bad_words", "min_tokens", "logit_bias", "thinking_budget", "penalties"],
+        description="The processors behind the sampling parameters; replace a name to put another in its place.",
+    )
+    add: list[str] = Field(default_factory=list, description="Further ones.")
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Processor name -> its options.")
+
+    @field_validator("use", "add", mode="before")
+    @classmethod
+    def _one_name_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them, each once."""
+        return tuple(dict.fromkeys((*self.use, *self.add)))
+
+
+class GrammarConfig(SlotConfig):
+    """Structured output: the grammar engine, and what it may cost."""
+
+    num_threads: int = Field(2, ge=1, le=4096, description="Threads that compile grammars.")
+    max_compile_seconds: float = Field(10.0, gt=0, description="A grammar that takes longer to compile fails its request.")
+
+
+class ProposerConfig(SlotConfig):
+    """Speculative decoding: who drafts tokens for the model to verify."""
+
+    use: str = Field("none", description="Proposer name, such as `ngram`; `none` = no speculation.")
+    num_drafts: int = Field(4, ge=1, le=64, description="Most drafts per request and step.")
+
+
 class ObserversConfig(Section):
     """Observers told of each step."""
 
@@ -174,6 +211,9 @@ class EngineConfig(Section):
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
     kv_cache: KVCacheConfig = Field(default_factory=KVCacheConfig)
     sampler: SamplerConfig = Field(default_factory=SamplerConfig)
+    logits_processors: LogitsProcessorsConfig = Field(default_factory=LogitsProcessorsConfig)
+    grammar: GrammarConfig = Field(default_factory=GrammarConfig)
+    proposer: ProposerConfig = Field(default_factory=ProposerConfig)
     observers: ObserversConfig = Field(default_factory=ObserversConfig)
     plugins: PluginsConfig = Field(default_factory=PluginsConfig)
     server: ServerConfig = Field(default_factory=ServerConfig)
@@ -181,6 +221,9 @@ class EngineConfig(Section):
     seed: int = Field(0, ge=0, le=2**64 - 1, description="Seed of everything random that has no seed of its own.")
     num_threads: int | None = Field(None, ge=1, le=4096, description="CPU threads of torch; by default all cores this process may use.")
 
+
+NO_COMPONENT: Final = "none"
+"""`use` of a slot that may stay empty."""
 
 SLOT_PATHS: Final[dict[str, tuple[str, ...]]] = {"eviction": ("kv_cache", "eviction")}
 """Slots whose section is not at the top level under their own name -> its path."""

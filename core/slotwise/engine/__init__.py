@@ -6,11 +6,17 @@
       -> SchedulerOutput     what one step computes of whom                               scheduler_output
       -> RunnerRequestState  its row of the persistent batch                              batch_update, input_batch, block_table
       -> StepInputs          the step's tokens, flat; metadata per KV group               prepare_inputs, attention_dispatch
-      -> logits -> ids       the model's forward, then the sampler                        model_runner, sampling_batch, prompt_logprobs
+      -> logits, masks       the model's forward; meanwhile what grammars allow next      model_runner, structured_outputs, grammar_masks
+      -> SampleRequest       parameters, edits and drafts of the rows                     sampling_batch, logits_processors, logits_rows
+      -> ids, drafts         the sampler, then the proposer for the next step             model_runner, drafting
       -> EngineCoreOutput    new tokens of one request                                    scheduler.update_from_output
       -> CompletionState     ids and text so far, stop strings, logprobs                  output_processor, output_state, detokenizer
       -> RequestOutput       what the caller gets                                         outputs, output_collector
 
+A prompt that is looked at and not continued (scores, embeddings) goes the same way and ends before sampling: `prompt_logprobs`, `pooling`,
+`prompt_pairs`. A request with a grammar waits, set aside, until `grammar_compiler` has it.
+
 Before the first step: `plan` decides what fills each slot, `assembly` and `attention_assembly` make the instances, `front_end` puts the
-processors around the core. `engine_core.EngineCore.step` is the step itself; `pipelined_core` overlaps two of them.
+processors around the core; `sampling_assembly` and `proposer_plan` do the same for what stands beside the sampler.
+`engine_core.EngineCore.step` is the step itself; `pipelined_core` overlaps two of them.
 """

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import secrets
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -13,11 +14,13 @@ from slotwise.engine.attention_assembly import build_attention
 from slotwise.engine.engine_core import EngineCore
 from slotwise.engine.kv_plan import num_blocks_for
 from slotwise.engine.kv_scales import find_kv_scales
+from slotwise.engine.logits_processors import LogitsProcessors
 from slotwise.engine.model_runner import ModelRunner
 from slotwise.engine.pipelined_core import PipelinedEngineCore
 from slotwise.engine.plan import EnginePlan, ModelPlan
 from slotwise.engine.scheduler import Scheduler
 from slotwise.engine.scheduler_limits import SchedulerLimits
+from slotwise.engine.structured_outputs import StructuredOutputs
 from slotwise.interfaces.eviction import EvictionSetup
 from slotwise.interfaces.kv_cache import KVCacheManager, KVCacheSetup, KVRequest
 from slotwise.interfaces.model import Model, ProgressCallback, WeightsSetup
@@ -30,7 +33,13 @@ logger = logging.getLogger(__name__)
 
 
 def build_core(
-    plan: EnginePlan, model_plan: ModelPlan, progress: ProgressCallback | None = None, *, loaded_model: Model | None = None
+    plan: EnginePlan,
+    model_plan: ModelPlan,
+    progress: ProgressCallback | None = None,
+    *,
+    loaded_model: Model | None = None,
+    processors: LogitsProcessors | None = None,
+    grammars: StructuredOutputs | None = None,
 ) -> EngineCore:
     """Load the weights, allocate the pool, make one instance of every chosen component. Raises WeightsError or PluginError.
 
@@ -44,6 +53,9 @@ def build_core(
     model = loaded_model or model_plan.instance
     if loaded_model is None:
         _load_weights(plan, model_plan, progress)
+    if (proposer := model_plan.proposer) is not None:
+        proposer.setup = dataclasses.replace(proposer.setup, model=model)
+        proposer.load()
     observers = _observers(plan)
     kv_cache = _kv_cache(plan, model_plan, enable_events=observers.active)
     max_model_len = _fit_model_len(model_plan.max_model_len, kv_cache)
@@ -61,11 +73,19 @@ def build_core(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=max_model_len,
         device=plan.machine.device,
+        processors=processors,
+        proposer=model_plan.proposer,
     )
-    scheduler = _scheduler(plan, kv_cache, max_model_len)
+    scheduler = _scheduler(plan, kv_cache, max_model_len, num_lookahead=_num_lookahead(plan, model_plan))
     observers.engine_started(_engine_info(plan, model_plan, scheduler))
     core_class = PipelinedEngineCore if config.scheduler.async_scheduling else EngineCore
-    return core_class(scheduler=scheduler, executor=runner, observers=observers, max_num_waiting=config.scheduler.max_num_waiting)
+    return core_class(
+        scheduler=scheduler,
+        executor=runner,
+        observers=observers,
+        max_num_waiting=config.scheduler.max_num_waiting,
+        grammars=grammars,
+    )
 
 
 def _load_weights(plan: EnginePlan, model_plan: ModelPlan, progress: ProgressCallback | None) -> None:
@@ -89,6 +109,12 @@ def _sampler(plan: EnginePlan, model_plan: ModelPlan) -> Sampler:
         )
     )
     return sampler
+
+
+def _num_lookahead(plan: EnginePlan, model_plan: ModelPlan) -> int:
+    """Slots behind a step's tokens that a proposer with layers writes: of the token just sampled, and of all drafts but the last."""
+    has_layers = model_plan.proposer is not None and bool(model_plan.proposer.attention_layers)
+    return plan.config.proposer.num_drafts if has_layers else 0
 
 
 def _fit_model_len(model_len: int, kv_cache: KVCacheManager) -> int:
@@ -124,7 +150,7 @@ def _kv_cache(plan: EnginePlan, model_plan: ModelPlan, *, enable_events: bool) -
             max_model_len=model_plan.max_model_len,
             enable_prefix_caching=section.enable_prefix_caching,
             hash_seed=secrets.token_bytes(32) if section.hash_seed is None else section.hash_seed.encode(),
-            max_num_batched_tokens=plan.config.scheduler.max_num_batched_tokens,
+            max_num_batched_tokens=plan.config.scheduler.max_num_batched_tokens + _num_lookahead(plan, model_plan),
             enable_events=enable_events,
             options=chosen.options,
             eviction=lambda num_blocks: policy(EvictionSetup(num_blocks=num_blocks, options=eviction.options)),
@@ -133,7 +159,7 @@ def _kv_cache(plan: EnginePlan, model_plan: ModelPlan, *, enable_events: bool) -
     return manager
 
 
-def _scheduler(plan: EnginePlan, kv_cache: KVCacheManager, model_len: int) -> Scheduler:
+def _scheduler(plan: EnginePlan, kv_cache: KVCacheManager, model_len: int, *, num_lookahead: int) -> Scheduler:
     section, chosen = plan.config.scheduler, plan.components["scheduler"]
     policy = chosen.implementation()(
         SchedulerSetup(
@@ -152,6 +178,7 @@ def _scheduler(plan: EnginePlan, kv_cache: KVCacheManager, model_len: int) -> Sc
         long_prefill_token_threshold=section.long_prefill_token_threshold,
         enable_chunked_prefill=section.enable_chunked_prefill,
         reserve_whole_prompt=section.reserve_whole_prompt,
+        num_lookahead_tokens=num_lookahead,
     )
     scheduler = Scheduler(limits, policy, kv_cache)
     scheduler.count_common_prefix = any(chosen.loaded.component.capabilities.cascade for chosen in plan.attention.values())
@@ -179,7 +206,9 @@ def components_in_use(plan: EnginePlan) -> Sequence[ComponentInUse]:
     """Which component fills each slot, with its distribution and version."""
     found: list[ComponentInUse] = []
     for resolution in plan.resolutions:
-        taken: Any = resolution.chosen_candidate
+        taken = resolution.chosen_candidate
+        if taken is None:
+            continue  # a slot that may stay empty
         found.append(
             ComponentInUse(
                 slot=resolution.slot, part=resolution.part, name=taken.name, distribution=taken.distribution, version=taken.version

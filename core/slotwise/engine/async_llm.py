@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import aclosing
+from typing import Any
 
 from slotwise.engine.chat_template import apply_chat_template
+from slotwise.engine.core_request import EngineCoreRequest
 from slotwise.engine.engine_core import EngineStats
 from slotwise.engine.engine_thread import EngineThread
 from slotwise.engine.front_end import FrontEndOwner
 from slotwise.engine.output_collector import RequestOutputCollector
-from slotwise.engine.outputs import EngineCoreOutput, RequestOutput
+from slotwise.engine.outputs import EmbeddingRequestOutput, EngineCoreOutput, RequestOutput
 from slotwise.engine.prompt_checks import Prompt
 from slotwise.errors import EngineDeadError
+from slotwise.pooling_params import PoolingParams
 from slotwise.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    pass
 
 
 class AsyncLLM(FrontEndOwner):
@@ -85,6 +85,23 @@ class AsyncLLM(FrontEndOwner):
             cache_salt=cache_salt,
             add_special_tokens=add_special_tokens,
         )
+        async with aclosing(self._stream(request)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def embed(
+        self, prompt: Prompt, pooling_params: PoolingParams | None = None, request_id: str | None = None, **options: Any
+    ) -> EmbeddingRequestOutput:
+        """The vector of one prompt. options: priority, client_id, cache_salt, add_special_tokens, as for `generate`; raises as it does."""
+        self._bind_loop()
+        request = self.front_end.input_processor.process_pooling(
+            prompt, pooling_params or PoolingParams(), request_id=request_id, **options
+        )
+        async with aclosing(self._stream(request)) as outputs:
+            return EmbeddingRequestOutput.of([output async for output in outputs][-1])
+
+    async def _stream(self, request: EngineCoreRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Its outputs; closing the generator before the last one aborts the request."""
         collector = RequestOutputCollector(request.sampling_params.output_kind)
         children = self._output_processor.add_request(request, collector)
         finished = False

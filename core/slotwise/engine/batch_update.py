@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from slotwise.engine.input_batch import InputBatch, RunnerRequestState
+from slotwise.engine.pooling import PromptPooler
 from slotwise.engine.scheduler_output import NewRequestData, SchedulerOutput
 
 
 class BatchUpdater:
     """Keeps the states of all requests the runner knows; those scheduled now have a row in the batch."""
 
-    def __init__(self, batch: InputBatch, *, device: str, decode_first: bool = False) -> None:
+    def __init__(self, batch: InputBatch, *, decode_first: bool = False) -> None:
         self.batch = batch
         self.states: dict[str, RunnerRequestState] = {}
-        self._device = device
         self._decode_first = decode_first
 
     def apply(self, scheduled: SchedulerOutput) -> int:
@@ -41,7 +39,6 @@ class BatchUpdater:
         return move_decodes_first(self.batch, lambda request_id: scheduled.num_scheduled_tokens[request_id])
 
     def _new_state(self, data: NewRequestData) -> RunnerRequestState:
-        seed = data.sampling_params.seed
         state = RunnerRequestState(
             request_id=data.request_id,
             prompt_token_ids=data.prompt_token_ids,
@@ -50,7 +47,7 @@ class BatchUpdater:
             num_computed_tokens=data.num_computed_tokens,
             stop_token_ids=data.stop_token_ids,
             bad_words_token_ids=data.bad_words_token_ids,
-            generator=None if seed is None else torch.Generator(device=self._device).manual_seed(seed),
+            pooler=None if data.pooling is None else PromptPooler(data.pooling),
         )
         self.states[data.request_id] = state
         return state

@@ -39,11 +39,13 @@ class BlockTable:
         self.table[[first, second], :count] = self.table[[second, first], :count]
         self.num_blocks[[first, second]] = self.num_blocks[[second, first]]
 
-    def rows(self, num_rows: int, max_seq_len: int) -> npt.NDArray[np.int32]:
-        """[num_rows, blocks of the longest row] int32; entries past a row's blocks are the null block."""
+    def rows(self, which: int | npt.NDArray[np.int64], max_seq_len: int) -> npt.NDArray[np.int32]:
+        """[num_rows, blocks of the longest row] int32; entries past a row's blocks are the null block. which: the first so many rows, or
+        their indices."""
         width = -(-max_seq_len // self.block_size)
-        rows = self.table[:num_rows, :width].copy()
-        rows[np.arange(width) >= self.num_blocks[:num_rows, None]] = NULL_BLOCK_ID
+        chosen = slice(0, which) if isinstance(which, int) else which
+        rows = self.table[chosen, :width].copy()
+        rows[np.arange(width) >= self.num_blocks[chosen, None]] = NULL_BLOCK_ID
         return rows
 
     def slot_mapping(self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from slotwise.interfaces.grammar import GrammarSpec
 from slotwise.interfaces.kv_cache import ExtraKey
+from slotwise.pooling_params import PoolingParams
 from slotwise.sampling_params import SamplingParams
 
 
@@ -30,6 +32,10 @@ class EngineCoreRequest:
     """Smaller is more urgent."""
     client_id: str | None = None
     cache_salt: str | None = None
+    pooling: PoolingParams | None = None
+    """Resolved. The prompt becomes a vector, and nothing is generated: `sampling_params.max_tokens` is 0."""
+    grammar: GrammarSpec | None = None
+    """Form of the output; the core compiles it before the request may run."""
     is_session: bool = False
     """Takes more input after each turn: `LLMEngine.extend_session`."""
 
@@ -45,4 +51,4 @@ class EngineCoreRequest:
         """Ids that end the output: EOS, unless ignored, and the caller's stop ids."""
         params = self.sampling_params
         stop_ids = frozenset(params.stop_token_ids)
-        return stop_ids if params.ignore_eos else stop_ids | self.eos_token_ids
+        return stop_ids | self.eos_token_ids if params.heeds_eos else stop_ids

@@ -13,13 +13,14 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from slotwise.engine.text_stream import TextStream, special_token_ids
-from slotwise.engine.windowed_stream import TokenKinds, WindowedStream
+from slotwise.engine.text_stream import REPLACEMENT, TextStream, TokenKinds, special_token_ids, token_of
+from slotwise.engine.windowed_stream import WindowedStream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _LONGEST_CHAR_BYTES = 4
+_REPLACEMENT_BYTES = REPLACEMENT.encode()
 
 
 class TextDecoder:
@@ -37,7 +38,7 @@ class TextDecoder:
 
     def stream(self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True) -> TextStream:
         """A stream for the output that follows the prompt. The prompt's own text is not part of it, but its end counts: a blank between
-        words is kept, and a character the prompt left unfinished comes out when the output completes it."""
+        words is kept, and a character the prompt left unfinished comes out when the output completes it (see `TextStream`)."""
         if self._is_byte_level:
             return ByteLevelStream(self._bytes[skip_special_tokens], prompt_token_ids)
         return WindowedStream(
@@ -54,6 +55,8 @@ class TextDecoder:
     def _token_text(self, token_id: int) -> str:
         if self._is_byte_level:
             return self._bytes[False][token_id].decode("utf-8", "replace")
+        if token_of(self._tokenizer, token_id) is None:
+            return ""
         if self._anchor is None:
             # Many decoders strip the blank of a text's first token, so the token is shown behind another.
             ids = self._tokenizer.encode("a", add_special_tokens=False)
@@ -71,16 +74,25 @@ class ByteLevelStream(TextStream):
     def __init__(self, table: ByteTable, prompt_token_ids: Sequence[int]) -> None:
         self._table = table
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._has_output = False
         self._decoder.decode(self._end_of(prompt_token_ids))
+        self._begun: bytes = self._decoder.getstate()[0]
+        """The character that the prompt left unfinished, with the output's bytes so far, until it is known what becomes of it."""
 
     def append(self, token_ids: Sequence[int]) -> str:
-        self._has_output = True
         table = self._table
-        return self._decoder.decode(b"".join([table[token_id] for token_id in token_ids]))
+        return self._next_text(b"".join([table[token_id] for token_id in token_ids]))
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", True) if self._has_output else ""
+        return self._next_text(b"", is_last=True)
+
+    def _next_text(self, data: bytes, *, is_last: bool = False) -> str:
+        text = self._decoder.decode(data, is_last)
+        if not self._begun:
+            return text
+        begun = self._begun + data
+        self._begun = b"" if text or is_last else begun
+        # A replacement character stands for the prompt's bytes, unless both together spell that very character.
+        return text if begun.startswith(_REPLACEMENT_BYTES) else text.removeprefix(REPLACEMENT)
 
     def _end_of(self, token_ids: Sequence[int]) -> bytes:
         """The bytes that an unfinished last character can lie in."""
@@ -105,13 +117,13 @@ class ByteTable(dict[int, bytes]):
         return value
 
     def _bytes(self, token_id: int) -> bytes:
-        token = self._tokenizer.backend_tokenizer.id_to_token(token_id)
+        token = token_of(self._tokenizer, token_id)
         if token is None:
             return b""
         try:
             return bytes([_BYTE_OF_CHAR[char] for char in token])
         except KeyError:  # An added token that is plain text, not written in the byte alphabet.
-            return str(token).encode()
+            return token.encode()
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from slotwise.engine.core_request import EngineCoreRequest
+from slotwise.engine.grammar_masks import GrammarMasks
 from slotwise.engine.outputs import EngineCoreOutput
 from slotwise.engine.request import Request, RequestStatus
 from slotwise.engine.scheduler import Scheduler
 from slotwise.engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from slotwise.engine.speculation_stats import SpeculationStats
+from slotwise.engine.structured_outputs import StructuredOutputs
 from slotwise.errors import QueueFullError
 from slotwise.interfaces.observer import RequestFinished, StepEvent
 from slotwise.plugin.observers import ObserverHub
@@ -24,8 +27,8 @@ class ModelExecutor(Protocol):
     def execute_model(self, scheduled: SchedulerOutput) -> None:
         """Start the forward of one step."""
 
-    def sample_tokens(self) -> ModelRunnerOutput:
-        """Finish it: sample and return."""
+    def sample_tokens(self, masks: GrammarMasks | None = None) -> ModelRunnerOutput:
+        """Finish it: sample and return. masks: of requests with a grammar."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +39,8 @@ class EngineStats:
     num_waiting: int
     num_free_blocks: int
     num_usable_blocks: int
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
+    """Drafts proposed and accepted so far."""
 
     @property
     def is_idle(self) -> bool:
@@ -61,14 +66,23 @@ class EngineCore:
     """Scheduler and executor of one engine. Not thread-safe: one thread steps it."""
 
     def __init__(
-        self, *, scheduler: Scheduler, executor: ModelExecutor, observers: ObserverHub, max_num_waiting: int | None = None
+        self,
+        *,
+        scheduler: Scheduler,
+        executor: ModelExecutor,
+        observers: ObserverHub,
+        max_num_waiting: int | None = None,
+        grammars: StructuredOutputs | None = None,
     ) -> None:
+        """grammars: None = requests that need one are refused before they come here."""
         self.scheduler = scheduler
         self.executor = executor
         self.observers = observers
+        self.grammars = grammars
         self._max_num_waiting = max_num_waiting
         scheduler.keep_finished = scheduler.record_reasons = observers.active
         self._num_arrivals = 0
+        self._num_accepted_told = 0
 
     def step(self) -> list[EngineCoreOutput]:
         """Schedule, execute, sample, update. If the model raises, the step's requests end, what it was to write is forgotten, and the
@@ -85,14 +99,20 @@ class EngineCore:
     def schedule(self, times: StepTimes) -> SchedulerOutput:
         """Decide what the step computes."""
         with times.measure("schedule"):
+            if self.grammars is not None:
+                self._admit_compiled(self.grammars)
             return self.scheduler.schedule()
 
     def execute(self, scheduled: SchedulerOutput, times: StepTimes) -> ModelRunnerOutput:
-        """Compute it and sample; touches nothing but the executor."""
+        """Compute it and sample; touches nothing but the executor and the grammars of the step's requests."""
+        masks = None if self.grammars is None else self.grammars.begin_masks(scheduled)
         with times.measure("execute"):
             self.executor.execute_model(scheduled)
         with times.measure("sample"):
-            return self.executor.sample_tokens()
+            computed = self.executor.sample_tokens(None if masks is None else masks.result())
+        if self.grammars is not None:
+            self.grammars.advance(computed)
+        return computed
 
     def update(self, scheduled: SchedulerOutput, computed: ModelRunnerOutput, times: StepTimes) -> list[EngineCoreOutput]:
         """Append the tokens, end and free what is done, tell the observers."""
@@ -104,7 +124,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_requests
+        return self.scheduler.has_requests or (self.grammars is not None and self.grammars.is_compiling)
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Let a request wait for its turn. Raises QueueFullError at the configured limit."""
@@ -113,6 +133,11 @@ class EngineCore:
                 f"{self.scheduler.num_waiting} requests are waiting and scheduler.max_num_waiting is {self._max_num_waiting}; "
                 "try again later"
             )
+        status = RequestStatus.WAITING
+        if request.grammar is not None:
+            assert self.grammars is not None  # the input processor refuses it otherwise
+            self.grammars.add(request.request_id, request.grammar, request.stop_token_ids)
+            status = RequestStatus.WAITING_FOR_GRAMMAR
         self.scheduler.add_request(
             Request(
                 request_id=request.request_id,
@@ -125,7 +150,9 @@ class EngineCore:
                 client_id=request.client_id,
                 extra_keys=request.extra_keys,
                 bad_words_token_ids=request.bad_words_token_ids,
+                pooling=request.pooling,
                 is_session=request.is_session,
+                status=status,
             )
         )
         self._num_arrivals += 1
@@ -138,6 +165,16 @@ class EngineCore:
         """End requests at once; unknown and ended ones are ignored."""
         self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
 
+    def _admit_compiled(self, grammars: StructuredOutputs) -> None:
+        """Requests whose grammar is there may run, those whose grammar cannot be made end with the compiler's words."""
+        if not self.scheduler.has_requests:
+            grammars.wait()
+        for request_id, error in grammars.take_compiled():
+            if error is None:
+                self.scheduler.unblock(request_id)
+            else:
+                self.scheduler.reject(request_id, error)
+
     def stats(self) -> EngineStats:
         """Cheap; the numbers of this moment."""
         return EngineStats(
@@ -145,11 +182,14 @@ class EngineCore:
             num_waiting=self.scheduler.num_waiting,
             num_free_blocks=self.scheduler.kv_cache.num_free_blocks,
             num_usable_blocks=self.scheduler.kv_cache.num_usable_blocks,
+            speculation=self.scheduler.speculation,
         )
 
     def close(self) -> None:
         """Abort what is left and tell the observers that the engine stopped."""
         self.abort_all()
+        if self.grammars is not None:
+            self.grammars.close()
         self.observers.engine_stopped()
 
     def abort_all(self) -> None:
@@ -161,6 +201,7 @@ class EngineCore:
 
     def _tell_observers(self, scheduled: SchedulerOutput, outputs: list[EngineCoreOutput], times: StepTimes) -> None:
         kv_cache = self.scheduler.kv_cache
+        num_accepted = self.scheduler.speculation.num_accepted_tokens
         self.observers.step_finished(
             StepEvent(
                 scheduler_output=scheduled,
@@ -173,9 +214,11 @@ class EngineCore:
                 num_kv_blocks=kv_cache.num_usable_blocks,
                 num_free_kv_blocks=kv_cache.num_free_blocks,
                 num_generated_tokens=sum(len(output.new_token_ids) for output in outputs),
+                num_accepted_draft_tokens=num_accepted - self._num_accepted_told,
                 kv_events=tuple(kv_cache.take_events()),
             )
         )
+        self._num_accepted_told = num_accepted
         for request in self.scheduler.take_finished():
             assert request.finish_reason is not None
             self.observers.request_finished(

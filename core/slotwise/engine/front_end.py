@@ -16,9 +16,11 @@ from slotwise.engine.engine_core import EngineCore
 from slotwise.engine.input_processor import InputProcessor
 from slotwise.engine.output_processor import OutputProcessor
 from slotwise.engine.plan import EnginePlan, plan_engine
+from slotwise.engine.sampling_assembly import build_grammars, build_processors, processor_setups, request_checks
 from slotwise.errors import ConfigError
 from slotwise.interfaces.model import Model
 from slotwise.interfaces.observer import ComponentInUse
+from slotwise.pooling_defaults import read_pooling_defaults
 from slotwise.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -102,7 +104,9 @@ def front_end_of(plan: EnginePlan, progress: LoadProgress | None = None, *, load
         )
     tokenizer = load_tokenizer(model_plan.source, override=config.model.tokenizer, chat_template=config.model.chat_template)
     on_weights = None if progress is None else partial(progress, "weights")
-    core = build_core(plan, model_plan, on_weights, loaded_model=loaded_model)
+    processors = processor_setups(plan, model_plan, tokenizer)
+    grammars = build_grammars(plan, model_plan, tokenizer)
+    core = build_core(plan, model_plan, on_weights, loaded_model=loaded_model, processors=build_processors(processors), grammars=grammars)
     input_processor = InputProcessor(
         tokenizer=tokenizer,
         vocab_size=model_plan.description.vocab_size,
@@ -110,6 +114,9 @@ def front_end_of(plan: EnginePlan, progress: LoadProgress | None = None, *, load
         max_kv_tokens=core.scheduler.kv_cache.max_request_tokens(),
         max_logprobs=config.sampler.max_logprobs,
         eos_token_ids=model_plan.source.eos_token_ids,
+        check_extras=request_checks(plan, processors, has_grammars=grammars is not None),
+        pooling_defaults=read_pooling_defaults(model_plan.source.tokenizer_path) if model_plan.instance.gives_hidden_states else None,
+        hidden_size=getattr(model_plan.source.hf_config.get_text_config(), "hidden_size", None),
     )
     return FrontEnd(plan=plan, core=core, tokenizer=tokenizer, input_processor=input_processor, output_processor=OutputProcessor(tokenizer))
 

@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from slotwise.engine.block_table import BlockTable
 from slotwise.interfaces.kv_cache import KVGroup
+from slotwise.interfaces.logits_processor import BatchUpdate, RowMove, RowRequest
 from slotwise.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    import torch
-
     from slotwise.engine.outputs import TokenLogprobs
+    from slotwise.engine.pooling import PromptPooler
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,14 +36,30 @@ class RunnerRequestState:
     num_computed_tokens: int
     stop_token_ids: frozenset[int]
     bad_words_token_ids: list[list[int]]
-    generator: torch.Generator | None
     output_token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Filled chunk by chunk, if asked for."""
+    pooler: PromptPooler | None = None
+    """Fed chunk by chunk, if the prompt's vector is asked for."""
 
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def generates(self) -> bool:
+        """Whether tokens are wanted, and not only the prompt."""
+        return self.sampling_params.max_tokens != 0
+
+    def row_request(self) -> RowRequest:
+        """As logits processors see it."""
+        return RowRequest(
+            sampling_params=self.sampling_params,
+            prompt_token_ids=self.prompt_token_ids,
+            output_token_ids=self.output_token_ids,
+            stop_token_ids=self.stop_token_ids,
+            bad_words_token_ids=self.bad_words_token_ids,
+        )
 
 
 class InputBatch:
@@ -60,8 +76,9 @@ class InputBatch:
         self.block_tables = [
             BlockTable(block_size=group.block_size, max_num_rows=max_num_rows, max_model_len=max_model_len) for group in groups
         ]
-        self.rows_changed = True
-        """Membership or order changed since the sampling metadata was made."""
+        self._removed: list[int] = []
+        self._added: list[tuple[int, RunnerRequestState]] = []
+        self._moved: list[RowMove] = []
         self._holes: list[int] = []
         self._end = 0
 
@@ -87,7 +104,7 @@ class InputBatch:
         self.num_computed_tokens[row] = state.num_computed_tokens
         for table, block_ids in zip(self.block_tables, state.block_ids, strict=True):
             table.set_row(row, block_ids)
-        self.rows_changed = True
+        self._added.append((row, state))
         return row
 
     def remove(self, request_id: str) -> None:
@@ -97,7 +114,7 @@ class InputBatch:
             self.request_ids[row] = None
             self.states[row] = None
             heapq.heappush(self._holes, row)
-            self.rows_changed = True
+            self._removed.append(row)
 
     def condense(self) -> None:
         """Move last rows into the smallest holes until rows 0 .. num_rows - 1 are all taken."""
@@ -122,6 +139,7 @@ class InputBatch:
             array[target] = array[source]
         for table in self.block_tables:
             table.move_row(source, target)
+        self._moved.append(RowMove(source=source, target=target))
 
     def swap(self, first: int, second: int) -> None:
         """Exchange two taken rows."""
@@ -138,7 +156,25 @@ class InputBatch:
             array[[first, second]] = array[[second, first]]
         for table in self.block_tables:
             table.swap_rows(first, second)
-        self.rows_changed = True
+        self._moved.append(RowMove(source=first, target=second, is_swap=True))
+
+    def take_update(self) -> BatchUpdate | None:
+        """What changed in membership and order since the last call; None = nothing."""
+        if not (self._removed or self._added or self._moved):
+            return None
+        update = BatchUpdate(
+            num_rows=self.num_rows,
+            removed=self._removed,
+            added=[(row, state.row_request()) for row, state in self._added],
+            moved=self._moved,
+        )
+        self._removed, self._added, self._moved = [], [], []
+        return update
+
+    def put_drafts(self, row: int, token_ids: Sequence[int]) -> None:
+        """Inputs behind the row's tokens, for the next forward alone; `append_token` overwrites them."""
+        end = self.num_tokens[row]
+        self.token_ids[row, end : end + len(token_ids)] = token_ids
 
     def append_token(self, row: int, token_id: int) -> None:
         """A sampled token becomes the row's next input."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slotwise.interfaces.attention import ENCODER, ENCODER_ONLY, AttentionLayer
 from slotwise.interfaces.kv_cache import KVGroup
@@ -41,8 +41,57 @@ class KVPlan:
         return groups | {name: groups[target] for name, target in self.sharing_target.items()}
 
 
-def plan_kv_groups(layers: Sequence[AttentionLayer], *, block_size: int, kv_dtype: str) -> KVPlan:
-    """Group the layers that own KV; those of an encoder cache none. `kv_dtype` is a storage dtype, not `auto`."""
+def plan_kv_groups(
+    layers: Sequence[AttentionLayer], *, block_size: int, kv_dtype: str, companions: Sequence[AttentionLayer] = ()
+) -> KVPlan:
+    """Group the layers that own KV; those of an encoder cache none. `kv_dtype` is a storage dtype, not `auto`.
+
+    companions: layers of a proposer. They join a group of their kind whatever their shape, so that a block holds their KV beside the
+    model's, or form groups of their own where there is none.
+    """
+    plan = _plan_groups(layers, block_size=block_size, kv_dtype=kv_dtype)
+    for layer in companions:
+        if layer.kv_sharing_target is None:
+            plan = _joined(plan, layer, block_size * _values_per_token(layer) * DTYPE_BYTES[kv_dtype], block_size)
+    targets = {layer.name: layer.kv_sharing_target for layer in companions if layer.kv_sharing_target is not None}
+    memory = plan.memory_of_layer | {name: plan.memory_of_layer[target] for name, target in targets.items()}
+    return replace(plan, memory_of_layer=memory, sharing_target=plan.sharing_target | targets)
+
+
+def _joined(plan: KVPlan, layer: AttentionLayer, bytes_per_block: int, block_size: int) -> KVPlan:
+    """`plan` with one layer more, in memory of its own."""
+    groups = list(plan.groups)
+    wanted = (layer.kind, layer.sliding_window, layer.chunk_len)
+    index = next((group.index for group in groups if (group.kind, group.sliding_window, group.chunk_len) == wanted), len(groups))
+    if index == len(groups):
+        kind, sliding_window, chunk_len = wanted
+        empty = KVGroup(
+            index=index,
+            layer_names=(),
+            kind=kind,
+            sliding_window=sliding_window,
+            chunk_len=chunk_len,
+            block_size=block_size,
+            bytes_per_block=0,
+        )
+        groups.append(empty)
+    known = groups[index]
+    size = max(known.bytes_per_block, bytes_per_block)
+    groups[index] = replace(known, layer_names=(*known.layer_names, layer.name), bytes_per_block=size)
+    return replace(
+        plan,
+        groups=tuple(groups),
+        memory_of_layer=plan.memory_of_layer | {layer.name: len(plan.bytes_of_memory)},
+        bytes_of_memory=(*plan.bytes_of_memory, bytes_per_block),
+    )
+
+
+def _values_per_token(layer: AttentionLayer) -> int:
+    """Numbers that a layer caches of one token."""
+    return (1 if layer.is_mla else 2 * layer.num_kv_heads) * layer.head_dim
+
+
+def _plan_groups(layers: Sequence[AttentionLayer], *, block_size: int, kv_dtype: str) -> KVPlan:
     buckets: dict[tuple[object, ...], list[AttentionLayer]] = {}
     for layer in layers:
         if layer.kv_sharing_target is None and layer.attention_type not in (ENCODER, ENCODER_ONLY):
@@ -54,8 +103,7 @@ def plan_kv_groups(layers: Sequence[AttentionLayer], *, block_size: int, kv_dtyp
     memory_of_layer: dict[str, int] = {}
     memories: dict[tuple[int, int], int] = {}
     for bucket in buckets.values():
-        rows_per_token = 1 if bucket[0].is_mla else 2 * bucket[0].num_kv_heads
-        bytes_per_block = block_size * rows_per_token * bucket[0].head_dim * DTYPE_BYTES[kv_dtype]
+        bytes_per_block = block_size * _values_per_token(bucket[0]) * DTYPE_BYTES[kv_dtype]
         for start in range(0, len(bucket), group_size):
             members = bucket[start : start + group_size]
             groups.append(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from slotwise.engine.chat_template import apply_chat_template
 from slotwise.engine.front_end import FrontEndOwner
 from slotwise.engine.llm_engine import LLMEngine
-from slotwise.engine.outputs import RequestOutput
+from slotwise.engine.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput, SequenceScore
 from slotwise.engine.progress import progress_bar
-from slotwise.engine.prompt_checks import Prompt
+from slotwise.engine.prompt_checks import Prompt, split_prompt
+from slotwise.engine.prompt_pairs import join_continuation, pair_up, sequence_score, similarity
 from slotwise.errors import InvalidRequestError
+from slotwise.pooling_params import PoolingParams
 from slotwise.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -56,13 +59,86 @@ class LLM(FrontEndOwner):
         listed = _as_prompts(prompts)
         params = [_checked_params(each) for each in _one_each(sampling_params or SamplingParams(), len(listed), "sampling_params")]
         priorities = _one_each(priority, len(listed), "priority")
-        external_ids = [str(next(self._request_ids)) for _ in listed]
+
+        def submit(index: int, request_id: str) -> str:
+            return self.engine.add_request(
+                listed[index],
+                params[index],
+                priority=priorities[index],
+                add_special_tokens=add_special_tokens,
+                request_id=request_id,
+            )
+
+        return self._run_all(submit, len(listed), use_tqdm=use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_special_tokens: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vectors of prompts, in their order. prompts: as for `generate`. pooling_params: one for all, or one per prompt.
+
+        A prompt may fill the whole context. Raises InvalidRequestError before anything runs.
+        """
+        listed = _as_prompts(prompts)
+        params = _one_each(pooling_params or PoolingParams(), len(listed), "pooling_params")
+
+        def submit(index: int, request_id: str) -> str:
+            return self.engine.add_pooling_request(
+                listed[index], params[index], add_special_tokens=add_special_tokens, request_id=request_id
+            )
+
+        return [EmbeddingRequestOutput.of(output) for output in self._run_all(submit, len(listed), use_tqdm=use_tqdm)]
+
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """How alike texts are: the cosine similarity of their vectors. One text against each of many, or pair by pair."""
+        first, second = _as_prompts(data_1), _as_prompts(data_2)
+        pairs = pair_up(first, second)
+        params = (pooling_params or PoolingParams()).clone()
+        params.normalize = True
+        vectors = self.embed([*first, *second], params, use_tqdm=use_tqdm)
+        return [similarity(vectors[a], vectors[len(first) + b]) for a, b in pairs]
+
+    def log_likelihood(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        continuations: Sequence[str | Sequence[int]] | str | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_special_tokens: bool = True,
+    ) -> list[SequenceScore]:
+        """How likely the model holds each continuation to be after its prompt, or without continuations each prompt from its second token
+        on. One prompt may have many continuations, else there is one for each. Nothing is sampled; prompt and continuation may fill the
+        whole context."""
+        listed = _as_prompts(prompts)
+        scored = [(prompt, 1) for prompt in listed]
+        if continuations is not None:
+            ends = [continuations] if isinstance(continuations, str) else list(continuations)
+            parts = [split_prompt(prompt) for prompt in listed]
+            starts = [text if ids is None else ids for text, ids in parts]
+            encode = partial(self.front_end.input_processor.tokenize, add_special_tokens=add_special_tokens)
+            scored = [join_continuation(starts[prompt] or "", ends[end], encode) for prompt, end in pair_up(starts, ends)]
+        params = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        outputs = self.generate([prompt for prompt, _ in scored], params, use_tqdm=use_tqdm, add_special_tokens=add_special_tokens)
+        return [sequence_score(output, num_context) for output, (_, num_context) in zip(outputs, scored, strict=True)]
+
+    def _run_all(self, submit: Callable[[int, str], str], count: int, *, use_tqdm: bool) -> list[RequestOutput]:
+        """Run `count` requests together. submit(index, request id) adds one and returns its internal id; if it raises, none runs."""
+        external_ids = [str(next(self._request_ids)) for _ in range(count)]
         internal_ids: list[str] = []
         try:
-            for request_id, prompt, each, rank in zip(external_ids, listed, params, priorities, strict=True):
-                internal_ids.append(
-                    self.engine.add_request(prompt, each, priority=rank, add_special_tokens=add_special_tokens, request_id=request_id)
-                )
+            for index, request_id in enumerate(external_ids):
+                internal_ids.append(submit(index, request_id))
             return self._run(external_ids, use_tqdm=use_tqdm)
         except BaseException as error:
             self.engine.discard_requests(internal_ids, error)

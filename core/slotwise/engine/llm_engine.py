@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+from slotwise.engine.core_request import EngineCoreRequest
 from slotwise.engine.front_end import FrontEnd
 from slotwise.engine.outputs import RequestOutput
 from slotwise.engine.prompt_checks import Prompt
 from slotwise.errors import EngineDeadError
+from slotwise.pooling_params import PoolingParams
 from slotwise.sampling_params import SamplingParams
 
 
@@ -40,18 +43,27 @@ class LLMEngine:
 
         is_session: where a plain request would end, this one waits for `extend_session`; max_tokens counts per turn.
         """
+        return self._submit(
+            self._input_processor.process(
+                prompt,
+                params or SamplingParams(),
+                request_id=request_id,
+                priority=priority,
+                client_id=client_id,
+                cache_salt=cache_salt,
+                add_special_tokens=add_special_tokens,
+                is_session=is_session,
+            )
+        )
+
+    def add_pooling_request(self, prompt: Prompt, params: PoolingParams | None = None, **options: Any) -> str:
+        """Let a request for a prompt's vector wait; its one output has it as `embedding`. options: request_id, priority, client_id,
+        cache_salt, add_special_tokens, as for `add_request`."""
+        return self._submit(self._input_processor.process_pooling(prompt, params or PoolingParams(), **options))
+
+    def _submit(self, request: EngineCoreRequest) -> str:
         if self._is_shut_down:
             raise EngineDeadError("The engine was shut down; make a new one.")
-        request = self._input_processor.process(
-            prompt,
-            params or SamplingParams(),
-            request_id=request_id,
-            priority=priority,
-            client_id=client_id,
-            cache_salt=cache_salt,
-            add_special_tokens=add_special_tokens,
-            is_session=is_session,
-        )
         try:
             for child in self._output_processor.add_request(request):
                 self.core.add_request(child)

@@ -57,6 +57,7 @@ def _merge(waiting: RequestOutput, new: RequestOutput, delta: bool) -> None:
     waiting.num_cached_tokens = new.num_cached_tokens
     waiting.error = new.error or waiting.error
     waiting.metrics = new.metrics
+    waiting.embedding = new.embedding or waiting.embedding
     if new.prompt_logprobs is not None:
         waiting.prompt_logprobs = new.prompt_logprobs
 

@@ -99,7 +99,7 @@ class OutputProcessor:
         for request_id in request_ids:
             for request, completions in self._matching(request_id):
                 for completion in completions:
-                    completion.finish(FinishReason.ABORT)
+                    self._end_aborted(request, completion)
                     self._finished(request, completion, now)
                     aborted.append(completion.request_id)
                 self._deliver(request, self._waiting)
@@ -142,6 +142,16 @@ class OutputProcessor:
             request.error = f"the output could not be processed: {type(error).__name__}: {error}"
             completion.fail()
             return True
+
+    @staticmethod
+    def _end_aborted(request: RequestState, completion: CompletionState) -> None:
+        """One whose last text cannot be made ends all the same, and the others that are aborted with it."""
+        try:
+            completion.finish(FinishReason.ABORT)
+        except Exception as error:
+            _logger.exception("request %s: its last text could not be made", request.external_id)
+            request.error = f"the output could not be processed: {type(error).__name__}: {error}"
+            completion.fail()
 
     def _matching(self, request_id: str) -> list[tuple[RequestState, list[CompletionState]]]:
         """Unfinished completions that an id names, by request."""

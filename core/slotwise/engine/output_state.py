@@ -68,21 +68,22 @@ class CompletionState:
     def update(self, output: EngineCoreOutput) -> bool:
         """Takes in one step's output. Returns whether a stop string ended the completion, which the core cannot know."""
         new_ids = output.new_token_ids
-        num_before = len(self.token_ids)
-        self.token_ids.extend(new_ids)
-        if self._logprobs is not None and output.new_logprobs:
-            self._logprobs.append(output.new_logprobs)
+        stop_filter = self._stop_filter
         if self._stream is not None and new_ids:
             shown_ids = new_ids if output.finish_reason is None else self._shown_ids(new_ids, output.finish_reason)
-            if self._stop_filter is None:
+            if stop_filter is None:
                 self._pieces.append(self._stream.append(shown_ids))
             else:
-                self._search_text(self._stream, shown_ids, num_before)
-        if output.finish_reason is not None:
+                num_searched = self._search_text(self._stream, stop_filter, shown_ids)
+                if stop_filter.matched is not None:
+                    new_ids = new_ids[:num_searched]
+        self.token_ids.extend(new_ids)
+        if self._logprobs is not None and output.new_logprobs:
+            self._logprobs.append(output.new_logprobs[: len(new_ids)])
+        if output.finish_reason is not None and (stop_filter is None or stop_filter.matched is None):
             self.finish(output.finish_reason, output.stop_reason)
         elif output.turn_ended and self._stream is not None:
             self._show(self._stream.flush(), searched=False)
-        stop_filter = self._stop_filter
         if stop_filter is None or stop_filter.matched is None:
             return False
         self.finish_reason, self.stop_reason = FinishReason.STOP, stop_filter.matched
@@ -133,13 +134,15 @@ class CompletionState:
             return new_ids[:-1]
         return new_ids
 
-    def _search_text(self, stream: TextStream, new_ids: list[int], num_before: int) -> None:
-        """Stop strings may end at the token after the first min_tokens, so those go first, unsearched."""
-        num_unsearched = min(max(self._params.min_tokens - num_before, 0), len(new_ids))
-        if num_unsearched:
-            self._show(stream.append(new_ids[:num_unsearched]), searched=False)
-        if num_unsearched < len(new_ids):
-            self._show(stream.append(new_ids[num_unsearched:] if num_unsearched else new_ids), searched=True)
+    def _search_text(self, stream: TextStream, stop_filter: StopStringFilter, new_ids: list[int]) -> int:
+        """Token by token, so that what a stop string does not depend on how many came at once. It may end at the token after the first
+        min_tokens. Returns how many tokens there are up to a match, or all."""
+        num_before = len(self.token_ids)
+        for count, token_id in enumerate(new_ids, start=1):
+            self._show(stream.append([token_id]), searched=num_before + count > self._params.min_tokens)
+            if stop_filter.matched is not None:
+                return count
+        return len(new_ids)
 
     def _show(self, piece: str, *, searched: bool) -> None:
         if self._stop_filter is not None:

@@ -7,9 +7,13 @@ garbage collector: they must never be part of a reference cycle.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 import msgspec
+
+_MOST_EXPONENT = 709.0
+"""exp of more is no float."""
 
 
 class FinishReason(enum.StrEnum):
@@ -40,7 +44,9 @@ class EngineCoreOutput(msgspec.Struct, kw_only=True, gc=False):
     new_logprobs: list[TokenLogprobs] | None = None
     """One per new token, if asked for."""
     new_prompt_logprobs: list[TokenLogprobs] | None = None
-    """Positions 1 .. num_prompt_tokens - 1 of the prompt, delivered once, with the first output token."""
+    """Positions 1 .. num_prompt_tokens - 1 of the prompt, delivered once, with the first output token, or the end if there is none."""
+    embedding: list[float] | None = None
+    """The prompt's vector, if that was asked for."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop token id that ended it; the output processor puts stop strings here. None for EOS."""
@@ -101,6 +107,8 @@ class RequestOutput(msgspec.Struct, kw_only=True, gc=False, eq=False):
     finished: bool
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    embedding: list[float] | None = None
+    """The prompt's vector, of a request for one."""
     error: str | None = None
     metrics: RequestMetrics | None = None
 
@@ -111,3 +119,90 @@ class RequestOutput(msgspec.Struct, kw_only=True, gc=False, eq=False):
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingOutput:
+    """The vector of a prompt."""
+
+    embedding: list[float]
+    """Empty if `EmbeddingRequestOutput.error` says why there is none."""
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingRequestOutput:
+    """Result of a request for a prompt's vector."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    num_cached_tokens: int = 0
+    error: str | None = None
+    metrics: RequestMetrics | None = None
+    finished: bool = True
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> EmbeddingRequestOutput:
+        """output: the last one of a request with pooling."""
+        return cls(
+            request_id=output.request_id,
+            prompt=output.prompt,
+            prompt_token_ids=output.prompt_token_ids,
+            outputs=EmbeddingOutput(embedding=output.embedding or []),
+            num_cached_tokens=output.num_cached_tokens,
+            error=output.error,
+            metrics=output.metrics,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoringOutput:
+    """How alike two texts are."""
+
+    score: float
+    """Cosine of the angle between their vectors, -1 .. 1; NaN if `ScoringRequestOutput.error` says why there is none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoringRequestOutput:
+    """Result of one pair of `LLM.score`."""
+
+    outputs: ScoringOutput
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SequenceScore:
+    """How likely a model holds a sequence, or the end of one, to be: result of `LLM.log_likelihood`."""
+
+    token_ids: list[int]
+    """What was scored."""
+    token_logprobs: list[float]
+    """Natural logarithms, given all before."""
+    ranks: list[int]
+    """1 = the model's most likely id at that place."""
+    error: str | None = None
+    """Why there are no values."""
+
+    @property
+    def log_likelihood(self) -> float:
+        """Sum of `token_logprobs`."""
+        return math.fsum(self.token_logprobs)
+
+    @property
+    def perplexity(self) -> float:
+        """exp of minus the mean; inf where a token's probability is 0."""
+        if not self.token_logprobs:
+            return math.nan
+        mean = -self.log_likelihood / len(self.token_logprobs)
+        return math.exp(mean) if mean < _MOST_EXPONENT else math.inf
+
+    @property
+    def is_greedy(self) -> bool:
+        """Greedy sampling would have given these tokens."""
+        return all(rank == 1 for rank in self.ranks)

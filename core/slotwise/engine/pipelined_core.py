@@ -40,7 +40,7 @@ class PipelinedEngineCore(EngineCore):
 
     def step(self) -> list[EngineCoreOutput]:
         """Start a step if there is room for one; once two are under way, or nothing is left to start, wait for the older one's tokens."""
-        if self.scheduler.has_requests:
+        if super().has_work:
             times = StepTimes()
             scheduled = self.schedule(times)
             self._in_flight.append(_StepInFlight(scheduled, self._worker.submit(self.execute, scheduled, times), times))

@@ -12,19 +12,21 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from slotwise.config.engine_config import AttentionConfig, EngineConfig, SlotConfig, slot_path
+from slotwise.config.engine_config import NO_COMPONENT, AttentionConfig, EngineConfig, SlotConfig, slot_path
 from slotwise.engine.kv_layout import negotiate_layout
 from slotwise.engine.kv_plan import DTYPE_BYTES, KVPlan, plan_kv_groups
+from slotwise.engine.proposer_plan import check_companions, companion_layers, plan_proposer
 from slotwise.errors import ConfigError, ModelLoadError, ResolutionError
 from slotwise.interfaces.attention import DECODE, DECODER, PHASES, PREFILL, STANDARD_KV_LAYOUTS, AttentionLayer
 from slotwise.interfaces.model import Model, ModelDescription, ModelSetup
+from slotwise.interfaces.proposer import Proposer
 from slotwise.model_source import ModelSource, find_model
 from slotwise.plugin.contract import import_implementation
 from slotwise.plugin.machine import MachineDescription, describe_machine
 from slotwise.plugin.options import validate_options
 from slotwise.plugin.registry import ComponentRegistry
 from slotwise.plugin.resolution import Resolution
-from slotwise.plugin.resolver import resolve_attention, resolve_slot
+from slotwise.plugin.resolver import AUTO, resolve_attention, resolve_slot
 from slotwise.plugin.states import LoadedComponent, PluginState
 
 
@@ -72,6 +74,8 @@ class ModelPlan:
     kv: KVPlan
     kv_dtype: str
     kv_layout: str
+    proposer: Proposer | None = field(default=None, repr=False)
+    """Built without parameters, like the model; its layers come last in `description.layers`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -87,6 +91,7 @@ class EnginePlan:
     attention: dict[str, Chosen] = field(default_factory=dict)
     """Component name -> component, those that serve some layer."""
     observers: dict[str, Chosen] = field(default_factory=dict)
+    logits_processors: dict[str, Chosen] = field(default_factory=dict)
     resolutions: tuple[Resolution, ...] = ()
     model_plan: ModelPlan | None = None
     """None if the configuration names no model: then only the slots chosen without one are decided."""
@@ -128,13 +133,35 @@ def _fill(plan: EnginePlan) -> None:
     config = plan.config
     for slot, section in (("scheduler", config.scheduler), ("kv_cache", config.kv_cache), ("eviction", config.kv_cache.eviction)):
         _resolve(plan, slot, section)
-    _resolve(plan, "sampler", config.sampler, logprobs_mode=config.sampler.logprobs_mode)
+    speculates = config.proposer.use != NO_COMPONENT
+    features = ("speculative",) if speculates else ()
+    _resolve(plan, "sampler", config.sampler, logprobs_mode=config.sampler.logprobs_mode, features=features)
+    if config.grammar.use != NO_COMPONENT:
+        _resolve_grammar(plan)
+    if speculates:
+        _resolve(plan, "proposer", config.proposer)
     for name in config.observers.use:
-        loaded = plan.registry.get("observer", name)
-        options = validate_options(loaded, config.observers.options.get(name, {}), prefix=f"observers.options.{name}")
-        plan.observers[name] = Chosen(loaded=loaded, options=options)
+        plan.observers[name] = _named(plan, "observer", name, config.observers.options, "observers")
+    for name in config.logits_processors.names:
+        plan.logits_processors[name] = _named(plan, "logits_processor", name, config.logits_processors.options, "logits_processors")
     if config.model.source is not None:
         plan.model_plan = _plan_model(plan, find_model(config.model.source))
+
+
+def _resolve_grammar(plan: EnginePlan) -> None:
+    """An engine runs without a grammar component unless one is named; requests that need one are then refused, see `sampling_assembly`."""
+    try:
+        _resolve(plan, "grammar", plan.config.grammar)
+    except ResolutionError as error:
+        if plan.config.grammar.use != AUTO or error.resolution is None:
+            raise
+        plan.resolutions += (error.resolution,)
+
+
+def _named(plan: EnginePlan, slot: str, name: str, options: Mapping[str, Mapping[str, Any]], key: str) -> Chosen:
+    """A component of a slot that any number of them fill."""
+    loaded = plan.registry.get(slot, name)
+    return Chosen(loaded=loaded, options=validate_options(loaded, options.get(name, {}), prefix=f"{key}.options.{name}"))
 
 
 def _resolve(plan: EnginePlan, slot: str, section: SlotConfig, **needs: Any) -> Chosen:
@@ -166,24 +193,20 @@ def _plan_model(plan: EnginePlan, source: ModelSource) -> ModelPlan:
         layers=(),
         weights_suffix=source.weights_suffix,
     )
-    chosen = _resolve(plan, "model", config.model, model=description)
+    _resolve(plan, "model", config.model, model=description)
     max_model_len = _max_model_len(config, source.max_model_len)
-    model: Model = chosen.implementation()(
-        ModelSetup(
-            hf_config=source.hf_config,
-            dtype=dtype,
-            device=plan.machine.device,
-            max_model_len=max_model_len,
-            seed=config.seed,
-            options=chosen.options,
-        )
-    )
+    model = make_model(plan, source, dtype=dtype, max_model_len=max_model_len)
     description = dataclasses.replace(description, vocab_size=model.vocab_size, layers=model.attention_layers)
     _resolve(plan, "weights", config.weights, model=description)
+    proposer = plan_proposer(plan, model, dtype=dtype, max_model_len=max_model_len)
+    companions = () if proposer is None else companion_layers(proposer, first_index=len(description.layers))
+    description = dataclasses.replace(description, layers=(*model.attention_layers, *companions))
     _check_layers(description)
     layers = _plan_layers(plan, description)
     kv_dtype = _storage_dtype(config, dtype)
-    kv_plan = plan_kv_groups(description.layers, block_size=config.kv_cache.block_size, kv_dtype=kv_dtype)
+    if companions:
+        check_companions(plan, kv_dtype=kv_dtype, dtype=dtype)
+    kv_plan = plan_kv_groups(model.attention_layers, block_size=config.kv_cache.block_size, kv_dtype=kv_dtype, companions=companions)
     _check_pool_size(plan, kv_plan)
     return ModelPlan(
         source=source,
@@ -194,7 +217,24 @@ def _plan_model(plan: EnginePlan, source: ModelSource) -> ModelPlan:
         kv=kv_plan,
         kv_dtype=kv_dtype,
         kv_layout=_agree_on_layout(plan),
+        proposer=proposer,
     )
+
+
+def make_model(plan: EnginePlan, source: ModelSource, *, dtype: str, max_model_len: int) -> Model:
+    """A model without parameters, by the component chosen for the slot."""
+    chosen = plan.components["model"]
+    model: Model = chosen.implementation()(
+        ModelSetup(
+            hf_config=source.hf_config,
+            dtype=dtype,
+            device=plan.machine.device,
+            max_model_len=max_model_len,
+            seed=plan.config.seed,
+            options=chosen.options,
+        )
+    )
+    return model
 
 
 def _check_layers(model: ModelDescription) -> None:

@@ -38,6 +38,8 @@ class StepInputs:
     """[num_reqs] computed < prompt, before the step."""
     is_partial: npt.NDArray[np.bool_]
     """[num_reqs] seq_len < tokens the request has: its sample is drawn and thrown away."""
+    num_drafts: IntArray
+    """[num_reqs] how many of a row's tokens are drafts, the last ones."""
 
     @property
     def num_reqs(self) -> int:
@@ -48,13 +50,23 @@ class StepInputs:
         return len(self.positions)
 
     @property
+    def has_drafts(self) -> bool:
+        return bool(self.num_drafts.any())
+
+    @property
     def logits_indices(self) -> IntArray:
-        """[num_reqs] last token of each row: [1, 5, 1] -> [0, 5, 6]."""
-        return (self.query_start_loc[1:] - 1).astype(np.int64)
+        """[num_logits] last token of each row, [1, 5, 1] -> [0, 5, 6], and before it those that drafts follow: scheduled [3, 1, 6] with
+        drafts [2, 0, 1] -> [0, 1, 2, 3, 8, 9]."""
+        last = (self.query_start_loc[1:] - 1).astype(np.int64)
+        if not self.has_drafts:
+            return last
+        counts = self.num_drafts + 1
+        ends = np.cumsum(counts)
+        return np.repeat(last - ends + 1, counts) + np.arange(ends[-1])
 
 
-def prepare_inputs(batch: InputBatch, num_scheduled: Sequence[int]) -> StepInputs:
-    """`num_scheduled`: tokens of each row of the (dense) batch, each > 0."""
+def prepare_inputs(batch: InputBatch, num_scheduled: Sequence[int], num_drafts: Sequence[int] | None = None) -> StepInputs:
+    """`num_scheduled`: tokens of each row of the (dense) batch, each > 0. `num_drafts`: how many of them are drafts; None = none."""
     counts = np.asarray(num_scheduled, dtype=np.int64)
     num_reqs = len(counts)
     query_start_loc = np.zeros(num_reqs + 1, dtype=np.int32)
@@ -73,11 +85,14 @@ def prepare_inputs(batch: InputBatch, num_scheduled: Sequence[int]) -> StepInput
         seq_lens=seq_lens,
         is_prefilling=computed < batch.num_prompt_tokens[:num_reqs],
         is_partial=seq_lens < batch.num_tokens[:num_reqs],
+        num_drafts=np.zeros(num_reqs, dtype=np.int64) if num_drafts is None else np.asarray(num_drafts, dtype=np.int64),
     )
 
 
-def common_metadata(batch: InputBatch, inputs: StepInputs, group: int, *, device: str, num_decodes: int = 0) -> CommonAttentionMetadata:
-    """The batch as the backends of one KV group see it."""
+def common_metadata(
+    batch: InputBatch, inputs: StepInputs, group: int, *, device: str, num_decodes: int = 0, rows: IntArray | None = None
+) -> CommonAttentionMetadata:
+    """The batch as the backends of one KV group see it. rows: the batch's rows that `inputs` are of; None = all, in order."""
     table = batch.block_tables[group]
     query_start_loc = torch.from_numpy(inputs.query_start_loc)
     seq_lens = torch.from_numpy(inputs.seq_lens)
@@ -89,7 +104,7 @@ def common_metadata(batch: InputBatch, inputs: StepInputs, group: int, *, device
         query_start_loc_cpu=query_start_loc,
         seq_lens=seq_lens.to(device),
         seq_lens_cpu=seq_lens,
-        block_table=torch.from_numpy(table.rows(inputs.num_reqs, max_seq_len)).to(device),
+        block_table=torch.from_numpy(table.rows(inputs.num_reqs if rows is None else rows, max_seq_len)).to(device),
         slot_mapping=torch.from_numpy(table.slot_mapping(inputs.row_of_token, inputs.positions)).to(device),
         positions=torch.from_numpy(inputs.positions).to(device),
         max_query_len=int(inputs.num_scheduled.max()),

@@ -11,6 +11,9 @@ from slotwise.engine.input_batch import InputBatch
 from slotwise.engine.outputs import TokenLogprobs
 from slotwise.engine.prepare_inputs import StepInputs
 
+_ROWS_AT_ONCE = 128
+"""Each needs two rows of float32 of the vocabulary's size."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
@@ -21,8 +24,8 @@ class PromptRows:
     target_ids: list[int]
 
 
-def find_prompt_rows(batch: InputBatch, inputs: StepInputs) -> tuple[list[int], list[PromptRows]]:
-    """Flat token indices that need logits beside the last of each row, and who they belong to. They follow the sampled rows."""
+def find_prompt_rows(batch: InputBatch, inputs: StepInputs, *, first_row: int) -> tuple[list[int], list[PromptRows]]:
+    """Flat token indices that need logits beside those to be sampled, and who they belong to. Their rows of logits begin at `first_row`."""
     indices: list[int] = []
     rows: list[PromptRows] = []
     for row in range(inputs.num_reqs):
@@ -36,7 +39,7 @@ def find_prompt_rows(batch: InputBatch, inputs: StepInputs) -> tuple[list[int], 
         if start >= stop:
             continue
         first = int(inputs.query_start_loc[row]) + start - computed
-        begin = inputs.num_reqs + len(indices)
+        begin = first_row + len(indices)
         indices.extend(range(first, first + stop - start))
         rows.append(PromptRows(row, slice(begin, begin + stop - start), state.prompt_token_ids[start + 1 : stop + 1]))
     return indices, rows
@@ -49,11 +52,20 @@ def gather_prompt_logprobs(batch: InputBatch, rows: Sequence[PromptRows], logits
         assert state is not None
         wanted = state.sampling_params.prompt_logprobs
         assert wanted is not None
-        logprobs = torch.log_softmax(logits[found.logits].float(), dim=-1)
-        targets = torch.tensor(found.target_ids, device=logits.device).unsqueeze(1)
-        target_logprobs = logprobs.gather(1, targets)
-        ranks = (logprobs >= target_logprobs).sum(1).tolist()
-        top = torch.topk(logprobs, logprobs.shape[1] if wanted == -1 else wanted, dim=1)
-        ids = torch.cat((targets, top.indices), dim=1).tolist()
-        values = torch.cat((target_logprobs, top.values), dim=1).tolist()
-        state.prompt_logprobs.extend(TokenLogprobs(token_ids=i, logprobs=v, rank=r) for i, v, r in zip(ids, values, ranks, strict=True))
+        targets = torch.tensor(found.target_ids, device=logits.device)
+        parts = zip(torch.split(logits[found.logits], _ROWS_AT_ONCE), torch.split(targets, _ROWS_AT_ONCE), strict=True)
+        for some_logits, some_targets in parts:
+            values = some_logits.float().log_softmax(dim=-1)
+            gathered = _gather(values, some_targets, wanted)
+            state.prompt_logprobs.extend(
+                TokenLogprobs(token_ids=ids, logprobs=logprobs, rank=rank)
+                for ids, logprobs, rank in zip(*(part.tolist() for part in gathered), strict=True)
+            )
+
+
+def _gather(values: torch.Tensor, targets: torch.Tensor, num_logprobs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids and values of the targets and the most likely ones, ranks of the targets. values: [num_rows, vocab_size]."""
+    of_targets = values.gather(1, targets.unsqueeze(1))
+    top = values.topk(values.shape[1] if num_logprobs == -1 else num_logprobs, dim=1)
+    ids = torch.cat((targets.unsqueeze(1), top.indices), dim=1)
+    return ids, torch.cat((of_targets, top.values), dim=1), (values >= of_targets).sum(dim=1)

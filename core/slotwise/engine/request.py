@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from slotwise.engine.outputs import FinishReason
 from slotwise.interfaces.kv_cache import ExtraKey
+from slotwise.pooling_params import Pooling, PoolingParams
 from slotwise.sampling_params import SamplingParams
 
 
@@ -70,6 +71,7 @@ class Request:
         "num_prompt_tokens",
         "num_stale_outputs",
         "pending_inputs",
+        "pooling",
         "priority",
         "request_id",
         "sampling_params",
@@ -92,23 +94,29 @@ class Request:
         client_id: str | None = None,
         extra_keys: Sequence[ExtraKey] = (),
         bad_words_token_ids: Sequence[list[int]] = (),
+        pooling: PoolingParams | None = None,
         is_session: bool = False,
+        status: RequestStatus = RequestStatus.WAITING,
     ) -> None:
+        """status: WAITING, or what it must wait for before its turn comes."""
         self.request_id = request_id
         self.all_token_ids: list[int] = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.all_token_ids)
         self.sampling_params = sampling_params
         self.max_tokens = sampling_params.max_tokens or 0
-        """Resolved by the front end: never 0 once admitted."""
-        self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids
+        """Resolved by the front end. 0: the prompt is all that is wanted, as logprobs or as a vector."""
+        self.eos_token_ids = eos_token_ids if sampling_params.heeds_eos else frozenset()
         self.arrival_time = arrival_time
         self.arrival_index = arrival_index
         self.priority = priority
         self.client_id = client_id
         self.bad_words_token_ids = list(bad_words_token_ids)
         self.extra_keys: Sequence[ExtraKey] = extra_keys
-        self.skip_reading_prefix_cache = sampling_params.prompt_logprobs is not None
-        self.status = RequestStatus.WAITING
+        self.pooling = pooling
+        self.skip_reading_prefix_cache = sampling_params.prompt_logprobs is not None or (
+            pooling is not None and pooling.pooling is not Pooling.LAST
+        )
+        self.status = status
         self.stop_reason: int | str | None = None
         self.num_computed_tokens = 0
         self.num_cached_tokens = -1

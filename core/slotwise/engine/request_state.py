@@ -39,6 +39,7 @@ class RequestState:
         self._last_sent: list[CompletionOutput | None] = [None] * len(children)
         """For CUMULATIVE and FINAL_ONLY outputs, which carry all completions."""
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._embedding: list[float] | None = None
         self._num_cached_tokens = 0
         self._metrics = RequestMetrics(arrival_time=request.arrival_time)
 
@@ -50,6 +51,8 @@ class RequestState:
             self._num_cached_tokens = output.num_cached_tokens
         if output.error is not None:
             self.error = output.error
+        if output.embedding is not None:
+            self._embedding = output.embedding
         if output.new_prompt_logprobs is not None:
             wanted = self._request.sampling_params.prompt_logprobs
             if wanted is not None:
@@ -79,6 +82,7 @@ class RequestState:
             finished=is_last,
             num_cached_tokens=self._num_cached_tokens,
             prompt_logprobs=self._prompt_logprobs,
+            embedding=self._embedding,
             error=self.error,
             metrics=self._metrics,
         )

@@ -54,6 +54,13 @@ class RequestTable:
             request.status = RequestStatus.WAITING
             self.waiting.add(request, self._clock())
 
+    def reject(self, request_id: str, error: str) -> None:
+        """End a set-aside request that cannot be served; the next step's outputs tell of it. Unknown and ended ones are ignored."""
+        for request in self.finish_requests([request_id], RequestStatus.FINISHED_ERROR):
+            self._late_outputs.append(
+                EngineCoreOutput(request_id=request_id, new_token_ids=[], finish_reason=request.finish_reason, error=error)
+            )
+
     def extend_session(self, request_id: str, token_ids: Sequence[int] | None) -> None:
         """More input for a session, or None for the end of its input. Unknown and ended requests are ignored."""
         request = self.requests.get(request_id)

@@ -1,75 +1,78 @@
-"""From the rows' `SamplingParams` to the sampler's tensors; made anew only when the batch's rows change."""
+"""From the rows' `SamplingParams` to the sampler's tensors: columns that change by difference, like the batch they belong to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from slotwise.interfaces.logits_processor import BatchUpdate
 from slotwise.interfaces.sampler import GREEDY_EPS, SamplingMetadata
 from slotwise.sampling_params import SamplingParams
 
-if TYPE_CHECKING:
-    from slotwise.engine.input_batch import RunnerRequestState
+NO_LOGPROBS = -2
 
 
-def sampling_metadata(states: Sequence[RunnerRequestState], *, vocab_size: int, device: str) -> SamplingMetadata:
-    """Metadata of the rows, generators not included (they depend on which samples are kept: see `kept_generators`)."""
-    params = [state.sampling_params for state in states]
-    all_greedy = all(p.temperature < GREEDY_EPS for p in params)
+class SamplingColumns:
+    """One number per row and parameter."""
 
-    def column(value: Callable[[SamplingParams], float], off: float, dtype: torch.dtype = torch.float32) -> torch.Tensor | None:
-        values = [value(p) for p in params]
-        return None if all(v == off for v in values) else torch.tensor(values, dtype=dtype, device=device)
+    def __init__(self, *, max_num_rows: int, vocab_size: int, device: str) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._temperature: npt.NDArray[np.float32] = np.zeros(max_num_rows, dtype=np.float32)
+        self._top_k: npt.NDArray[np.int32] = np.full(max_num_rows, vocab_size, dtype=np.int32)
+        self._top_p: npt.NDArray[np.float32] = np.ones(max_num_rows, dtype=np.float32)
+        self._min_p: npt.NDArray[np.float32] = np.zeros(max_num_rows, dtype=np.float32)
+        self._num_logprobs: npt.NDArray[np.int64] = np.full(max_num_rows, NO_LOGPROBS)
+        self._seeds: dict[int, int] = {}
+        self._columns: tuple[npt.NDArray[Any], ...] = (self._temperature, self._top_k, self._top_p, self._min_p, self._num_logprobs)
 
-    has_penalties = any(p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1.0 for p in params)
-    bad_words = {row: state.bad_words_token_ids for row, state in enumerate(states) if state.bad_words_token_ids}
-    min_tokens = {row: (p.min_tokens, states[row].stop_token_ids) for row, p in enumerate(params) if p.min_tokens}
+    def update(self, update: BatchUpdate) -> SamplingMetadata:
+        """Follow the batch; only rows that came or moved are touched. Returns the metadata of the rows as they are now."""
+        for row in update.removed:
+            self._seeds.pop(row, None)
+        for row, request in update.added:
+            self._set(row, request.sampling_params)
+        for move in update.moved:
+            source, target = self._seeds.pop(move.source, None), self._seeds.pop(move.target, None)
+            for column in self._columns:
+                column[move.source], column[move.target] = column[move.target], column[move.source]
+            if source is not None:
+                self._seeds[move.target] = source
+            if move.is_swap and target is not None:
+                self._seeds[move.source] = target
+        return self._metadata(update.num_rows)
 
-    def penalty(value: Callable[[SamplingParams], float]) -> torch.Tensor | None:
-        return torch.tensor([value(p) for p in params], dtype=torch.float32, device=device) if has_penalties else None
+    def _set(self, row: int, params: SamplingParams) -> None:
+        self._temperature[row] = params.temperature
+        self._top_k[row] = min(params.top_k, self._vocab_size) if params.top_k > 0 else self._vocab_size
+        self._top_p[row] = params.top_p
+        self._min_p[row] = params.min_p
+        self._num_logprobs[row] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self._seeds.pop(row, None)
+        if params.seed is not None and params.temperature >= GREEDY_EPS:
+            self._seeds[row] = params.seed
 
-    return SamplingMetadata(
-        num_rows=len(states),
-        all_greedy=all_greedy,
-        all_random=all(p.temperature >= GREEDY_EPS for p in params),
-        temperature=None if all_greedy else torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
-        top_k=None if all_greedy else column(lambda p: min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size, vocab_size, torch.int32),
-        top_p=None if all_greedy else column(lambda p: p.top_p, 1.0),
-        min_p=None if all_greedy else column(lambda p: p.min_p, 0.0),
-        presence_penalties=penalty(lambda p: p.presence_penalty),
-        frequency_penalties=penalty(lambda p: p.frequency_penalty),
-        repetition_penalties=penalty(lambda p: p.repetition_penalty),
-        prompt_token_ids=[state.prompt_token_ids for state in states] if has_penalties else (),
-        output_token_ids=[state.output_token_ids for state in states] if has_penalties or bad_words or min_tokens else (),
-        allowed_token_ids_mask=_forbidden_ids(params, vocab_size, device),
-        bad_words=bad_words,
-        min_tokens=min_tokens,
-        logit_bias={row: p.logit_bias for row, p in enumerate(params) if p.logit_bias},
-        num_logprobs=_most_logprobs(params),
-    )
+    def _metadata(self, num_rows: int) -> SamplingMetadata:
+        is_greedy = self._temperature[:num_rows] < GREEDY_EPS
+        all_greedy = bool(is_greedy.all())
+        logprobs = self._num_logprobs[:num_rows]
+        return SamplingMetadata(
+            num_rows=num_rows,
+            all_greedy=all_greedy,
+            all_random=not is_greedy.any(),
+            temperature=None if all_greedy else self._tensor(self._temperature, num_rows),
+            top_k=None if all_greedy else self._unless(self._top_k, self._vocab_size, num_rows),
+            top_p=None if all_greedy else self._unless(self._top_p, 1.0, num_rows),
+            min_p=None if all_greedy else self._unless(self._min_p, 0.0, num_rows),
+            seeds=dict(self._seeds),
+            num_logprobs=-1 if (logprobs == -1).any() else None if not num_rows or logprobs.max() < 0 else int(logprobs.max()),
+        )
 
+    def _unless(self, column: npt.NDArray[Any], off: float, num_rows: int) -> torch.Tensor | None:
+        return None if (column[:num_rows] == off).all() else self._tensor(column, num_rows)
 
-def kept_generators(states: Sequence[RunnerRequestState], is_partial: Sequence[bool]) -> dict[int, torch.Generator]:
-    """Generators of the seeded rows whose sample is kept: a discarded row draws nothing of its own, so that a seeded result does not
-    depend on how the prompt was cut."""
-    return {row: state.generator for row, state in enumerate(states) if state.generator is not None and not is_partial[row]}
-
-
-def _forbidden_ids(params: Sequence[SamplingParams], vocab_size: int, device: str) -> torch.Tensor | None:
-    if all(p.allowed_token_ids is None for p in params):
-        return None
-    mask = torch.zeros((len(params), vocab_size), dtype=torch.bool, device=device)
-    for row, p in enumerate(params):
-        if p.allowed_token_ids is not None:
-            mask[row] = True
-            mask[row, p.allowed_token_ids] = False
-    return mask
-
-
-def _most_logprobs(params: Sequence[SamplingParams]) -> int | None:
-    wanted = [p.logprobs for p in params if p.logprobs is not None]
-    if not wanted:
-        return None
-    return -1 if -1 in wanted else max(wanted)
+    def _tensor(self, column: npt.NDArray[Any], num_rows: int) -> torch.Tensor:
+        return torch.from_numpy(column[:num_rows].copy()).to(self._device)

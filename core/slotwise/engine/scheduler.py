@@ -17,6 +17,7 @@ from slotwise.engine.request_table import RequestTable, overrides
 from slotwise.engine.schedule_step import StepInProgress
 from slotwise.engine.scheduler_limits import PauseState, SchedulerLimits
 from slotwise.engine.scheduler_output import HeldBlocks, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from slotwise.engine.speculation_stats import SpeculationStats
 from slotwise.engine.stop_check import check_stop
 from slotwise.interfaces.kv_cache import NULL_BLOCK_ID, Allocation, KVCacheManager
 from slotwise.interfaces.scheduler import SchedulerPolicy, SchedulerState, Victim
@@ -36,6 +37,7 @@ class Scheduler(RequestTable):
         """The KV sanitizer reads `SchedulerOutput.held_blocks`; filling it costs as much as the contexts are long."""
         self.count_common_prefix = False
         """A backend can use a prefix that all rows share (cascade); finding it costs as much as it is long."""
+        self.speculation = SpeculationStats()
         self._step_count = 0
         self._asks_admission = overrides(policy, "admit")
         self._asks_chunk = overrides(policy, "choose_chunk") and limits.enable_chunked_prefill
@@ -54,7 +56,7 @@ class Scheduler(RequestTable):
         return self._build_output(step)
 
     def _schedule_running(self, step: StepInProgress) -> None:
-        running, allocate = self.running, self.kv_cache.allocate
+        running, allocate, lookahead = self.running, self.kv_cache.allocate, self.limits.num_lookahead_tokens
         position = 0
         while position < len(running) and step.budget > 0:
             request = running[position]
@@ -62,12 +64,12 @@ class Scheduler(RequestTable):
             if num_tokens == 0 or (request.num_output_placeholders and self._ends_in_flight(request)):
                 position += 1
                 continue
-            allocation = allocate(request, num_tokens)
+            allocation = allocate(request, num_tokens, num_lookahead_tokens=lookahead)
             while allocation is None:
                 position = self._preempt_for(request, position, step)
                 if request.status is RequestStatus.PREEMPTED:
                     break
-                allocation = allocate(request, num_tokens)
+                allocation = allocate(request, num_tokens, num_lookahead_tokens=lookahead)
             if allocation is None:
                 continue  # `position` already points at the request after the one that left
             self._commit(request, num_tokens, allocation, step)
@@ -88,7 +90,11 @@ class Scheduler(RequestTable):
             if not self.limits.enable_chunked_prefill and prefix.num_tokens + num_tokens < request.num_tokens:
                 break
             allocation = self.kv_cache.allocate(
-                request, num_tokens, cached_prefix=prefix, reserve_whole_prompt=self.limits.reserve_whole_prompt
+                request,
+                num_tokens,
+                cached_prefix=prefix,
+                num_lookahead_tokens=self.limits.num_lookahead_tokens,
+                reserve_whole_prompt=self.limits.reserve_whole_prompt,
             )
             if allocation is None:
                 if self._displace_for(request, step):
@@ -245,6 +251,7 @@ class Scheduler(RequestTable):
             block_ids=self.kv_cache.block_ids(request.request_id),
             num_computed_tokens=request.num_computed_tokens,
             stop_token_ids=request.stop_token_ids,
+            pooling=request.pooling,
         )
 
     def _state(self, step: StepInProgress) -> SchedulerState:
@@ -275,8 +282,14 @@ class Scheduler(RequestTable):
                 continue
             if drafts_of and (drafts := drafts_of.get(request_id)):
                 request.num_computed_tokens -= len(drafts) + 1 - len(token_ids)
+                self.speculation.note(len(drafts), len(token_ids) - 1)
             if token_ids:
                 outputs.append(self._append(request, token_ids, computed))
+            elif request_id in computed.completed_prompts:
+                outputs.append(self._end_prompt(request, computed))
+        for request_id, drafts in computed.draft_token_ids.items():
+            if (request := requests.get(request_id)) is not None and request.status is RequestStatus.RUNNING:
+                request.spec_token_ids = drafts
         return outputs
 
     def _append(self, request: Request, token_ids: list[int], computed: ModelRunnerOutput) -> EngineCoreOutput:
@@ -305,6 +318,21 @@ class Scheduler(RequestTable):
             output.finish_reason = request.finish_reason
             output.stop_reason = request.stop_reason
         return output
+
+    def _end_prompt(self, request: Request, computed: ModelRunnerOutput) -> EngineCoreOutput:
+        """End a request that was to generate nothing; its prompt is computed."""
+        request.num_output_placeholders -= 1
+        self._leave_queue(request, request.status)
+        request.status = RequestStatus.FINISHED_LENGTH_CAPPED if request.pooling is None else RequestStatus.FINISHED_STOPPED
+        self._release(request)
+        return EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=[],
+            new_prompt_logprobs=computed.prompt_logprobs.get(request.request_id),
+            embedding=computed.embeddings.get(request.request_id),
+            finish_reason=request.finish_reason,
+            num_cached_tokens=request.num_cached_tokens,
+        )
 
     def _fail(self, request: Request, error: str) -> EngineCoreOutput:
         """End a request whose logits were unusable; its blocks must not be found as a prefix by others."""

@@ -27,3 +27,5 @@ class SchedulerLimits:
     long_prefill_token_threshold: int = 0
     enable_chunked_prefill: bool = True
     reserve_whole_prompt: bool = False
+    num_lookahead_tokens: int = 0
+    """Slots behind the scheduled tokens that a proposer's own layers write."""

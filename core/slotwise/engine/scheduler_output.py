@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from slotwise.engine.outputs import TokenLogprobs
 from slotwise.interfaces.kv_cache import BlockCopy
+from slotwise.pooling_params import PoolingParams
 from slotwise.sampling_params import SamplingParams
 
 
@@ -24,6 +25,8 @@ class NewRequestData:
     """EOS and stop ids, for min_tokens."""
     bad_words_token_ids: list[list[int]] = field(default_factory=list)
     """Sequences whose last token is banned after the rest of them."""
+    pooling: PoolingParams | None = None
+    """The prompt is wanted as a vector."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -80,8 +83,14 @@ class ModelRunnerOutput:
     request_ids: list[str]
     """Row order."""
     sampled_token_ids: list[list[int]]
-    """Per row; empty while the prompt is not done."""
+    """Per row; empty while the prompt is not done, and where nothing is to be generated; several where drafts were accepted."""
+    completed_prompts: set[str] = field(default_factory=set)
+    """Of requests that generate nothing: those whose prompt is computed."""
+    embeddings: dict[str, list[float]] = field(default_factory=dict)
+    """Request id -> the vector of a prompt that was to be pooled."""
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
+    """Request id -> drafts to be verified with its next token."""
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
-    """Request id -> why its logits were unusable."""
+    """Request id -> why its logits, or hidden states, were unusable."""

@@ -56,6 +56,8 @@ class ForwardBatch:
     """[num_sampled] int64, rows of the hidden states that get logits."""
     attention: AttentionContext
     """Where the layers' attention is computed."""
+    wants_hidden_states: bool = False
+    """`ModelOutput.hidden_states` is wanted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +67,7 @@ class ModelOutput:
     logits: torch.Tensor
     """[num_sampled, vocab_size], whatever the model does to them (soft cap, scale) done."""
     hidden_states: torch.Tensor | None = None
-    """[num_tokens, hidden_size], where the model can give them."""
+    """[num_tokens, hidden_size], what the logits are made of, final norm included; given if wanted and `gives_hidden_states`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,6 +143,19 @@ class Model(ABC):
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """Called once a step, under `torch.inference_mode`."""
+
+    @property
+    def gives_hidden_states(self) -> bool:
+        """Whether `forward` can give hidden states, which pooling and some proposers need, and the two methods below work."""
+        return False
+
+    def embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids: [num_tokens] int64. Returns [num_tokens, hidden_size], what the first layer gets. For proposers."""
+        raise NotImplementedError(f"{type(self).__name__} does not give embeddings of tokens")
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states: [num_tokens, hidden_size], as `ModelOutput` has them. Returns [num_tokens, vocab_size]. For proposers."""
+        raise NotImplementedError(f"{type(self).__name__} does not give logits of hidden states")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -88,6 +88,8 @@ class StepEvent:
     """Of these, free after the step, cached but unused ones included."""
     num_generated_tokens: int = 0
     """Tokens kept by requests in this step."""
+    num_accepted_draft_tokens: int = 0
+    """Drafts that were accepted in this step."""
     kv_events: Sequence[KVEvent] = ()
     """What became findable or was evicted, in order."""
 
@@ -95,6 +97,11 @@ class StepEvent:
     def step(self) -> int:
         """Number of the step, as the scheduler counts."""
         return self.scheduler_output.step
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Drafts that the step verified."""
+        return sum(map(len, self.scheduler_output.scheduled_spec_decode_tokens.values()))
 
     @property
     def total_ms(self) -> float:

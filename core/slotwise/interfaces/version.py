@@ -13,10 +13,13 @@ CONTRACT_VERSIONS: Final[dict[str, str]] = {
     "scheduler": "1.0",
     "kv_cache": "1.0",
     "eviction": "1.0",
-    "sampler": "1.0",
-    "model": "1.1",
+    "sampler": "2.0",
+    "logits_processor": "1.0",
+    "grammar": "1.0",
+    "proposer": "1.0",
+    "model": "1.2",
     "weights": "1.0",
-    "observer": "1.0",
+    "observer": "1.1",
 }
 """Slot -> `major.minor` of the contract this core speaks. The keys are the slots of this version."""
 
@@ -27,6 +30,17 @@ CONTRACT_CHANGES: Final[dict[str, dict[str, str]]] = {
         "1.1": "adds MLA layers (latent_value_dim), encoder and cross attention, context-parallel rank and size, batch_invariant in the "
         "setup, combinations a backend refuses (not_together)",
     },
-    "model": {"1.0": "first version", "1.1": "AttentionContext.attend takes alibi_slopes; the setup has max_model_len"},
+    "sampler": {
+        "1.0": "first version",
+        "2.0": "penalties, masks, bad words, min_tokens and biases left SamplingMetadata for the logits_processor slot "
+        "(SampleRequest.edits); "
+        "rows with a seed draw by seed and position (SamplingMetadata.seeds, SampleRequest.positions) instead of torch generators",
+    },
+    "model": {
+        "1.0": "first version",
+        "1.1": "AttentionContext.attend takes alibi_slopes; the setup has max_model_len",
+        "1.2": "ForwardBatch.wants_hidden_states; Model.embed_tokens and Model.compute_logits, for proposers",
+    },
+    "observer": {"1.0": "first version", "1.1": "StepEvent has the drafts of a step, verified and accepted"},
 }
 """Slot -> version -> one line on what changed; quoted when a component's range does not include `CONTRACT_VERSIONS`."""

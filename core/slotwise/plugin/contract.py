@@ -22,6 +22,9 @@ BASE_CLASSES: Final[dict[str, str]] = {
     "kv_cache": "slotwise.interfaces.kv_cache:KVCacheManager",
     "eviction": "slotwise.interfaces.eviction:EvictionPolicy",
     "sampler": "slotwise.interfaces.sampler:Sampler",
+    "logits_processor": "slotwise.interfaces.logits_processor:LogitsProcessor",
+    "grammar": "slotwise.interfaces.grammar:GrammarBackend",
+    "proposer": "slotwise.interfaces.proposer:Proposer",
     "model": "slotwise.interfaces.model:Model",
     "weights": "slotwise.interfaces.model:Weights",
     "observer": "slotwise.interfaces.observer:Observer",
@@ -31,6 +34,9 @@ BASE_CLASSES: Final[dict[str, str]] = {
 CAPABILITIES: Final[dict[str, str]] = {
     "attention": "slotwise.interfaces.attention:AttentionCapabilities",
     "sampler": "slotwise.interfaces.sampler:SamplerCapabilities",
+    "logits_processor": "slotwise.interfaces.logits_processor:LogitsProcessorCapabilities",
+    "grammar": "slotwise.interfaces.grammar:GrammarCapabilities",
+    "proposer": "slotwise.interfaces.proposer:ProposerCapabilities",
     "model": "slotwise.interfaces.model:ModelCapabilities",
     "weights": "slotwise.interfaces.model:WeightsCapabilities",
 }

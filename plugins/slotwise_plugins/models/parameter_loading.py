@@ -120,16 +120,24 @@ class ParameterLoader:
             self.misshapen.append(f"{name} is {list(tensor.shape)}, not {list(self.targets[name].shape)}")
             self.loaded.add(name)
         else:
-            self.targets[name].copy_(tensor)
+            self.store(name, tensor)
             self.loaded.add(name)
+
+    def store(self, name: str, tensor: torch.Tensor) -> None:
+        """Put a tensor of the right shape where it belongs."""
+        self.targets[name].copy_(tensor)
 
     def _settle_tied(self, name: str, tensor: torch.Tensor) -> None:
         """A tensor stored beside the one it is tied to: the source wins; it serves alone only where the source is not stored."""
         source = self.tied[name]
         if source not in self.loaded:
             self._place(source, tensor)
-        elif tensor.shape != self.targets[source].shape or not torch.equal(tensor.to(self.targets[source]), self.targets[source]):
+        elif not self._equals_stored(source, tensor):
             logger.warning("%s is tied to %s by the model's config, but the checkpoint stores another value; it is not used", name, source)
+
+    def _equals_stored(self, name: str, tensor: torch.Tensor) -> bool:
+        kept = self.targets[name]
+        return tensor.shape == kept.shape and torch.equal(tensor.to(kept), kept)
 
     def _is_ignorable(self, name: str) -> bool:
         ignored = getattr(self.model, "_keys_to_ignore_on_load_unexpected", None) or ()

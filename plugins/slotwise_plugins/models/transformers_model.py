@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ class TransformersModel(Model):
     def __init__(self, setup: ModelSetup) -> None:
         """Raises ModelLoadError if transformers has no causal LM for the config, or attends in a way that cannot be served."""
         super().__init__(setup)
-        self.model = _build_on_meta(setup)
+        self.model = build_on_meta(setup)
         self._layers, self._layer_indices = trace_attention(self.model)
         self._selects_rows = "logits_to_keep" in inspect.signature(type(self.model).forward).parameters
 
@@ -51,13 +53,43 @@ class TransformersModel(Model):
         facts: dict[str, Any] = {HANDLER_ARGUMENT: EngineAttention(batch.attention, self._layer_indices)}
         if self._selects_rows:
             facts["logits_to_keep"] = batch.logits_indices
-        logits = self.model(
-            input_ids=batch.input_ids[None], position_ids=batch.positions[None], use_cache=False, return_dict=True, **facts
-        ).logits[0]
-        return ModelOutput(logits=logits if self._selects_rows else logits.index_select(0, batch.logits_indices))
+        with self._caught_hidden_states(batch.wants_hidden_states) as caught:
+            logits = self.model(
+                input_ids=batch.input_ids[None], position_ids=batch.positions[None], use_cache=False, return_dict=True, **facts
+            ).logits[0]
+        return ModelOutput(
+            logits=logits if self._selects_rows else logits.index_select(0, batch.logits_indices),
+            hidden_states=caught[0] if caught else None,
+        )
+
+    @property
+    def gives_hidden_states(self) -> bool:
+        return True
+
+    def embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
+        embeddings: torch.Tensor = self.model.get_input_embeddings()(token_ids)
+        return embeddings
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model.get_output_embeddings()(hidden_states)
+        return logits
+
+    @contextmanager
+    def _caught_hidden_states(self, wanted: bool) -> Iterator[list[torch.Tensor]]:
+        """What the decoder hands to the output head, [num_tokens, hidden_size], in a list that the forward fills."""
+        caught: list[torch.Tensor] = []
+        if not wanted:
+            yield caught
+            return
+        hook = self.model.get_decoder().register_forward_hook(lambda _module, _args, output: caught.append(output[0][0]))
+        try:
+            yield caught
+        finally:
+            hook.remove()
 
 
-def _build_on_meta(setup: ModelSetup) -> Any:
+def build_on_meta(setup: ModelSetup) -> Any:
+    """The library's model without memory for its parameters. Raises ModelLoadError."""
     config = copy.deepcopy(setup.hf_config)
     if _scales_queries_by_place(config.get_text_config()):
         raise ModelLoadError(

@@ -28,6 +28,7 @@ class LogObserver(Observer):
         self._num_scheduled = 0
         self._num_generated = 0
         self._num_finished = 0
+        self._num_drafts = self._num_accepted = 0
         self._duration_ms = 0.0
 
     @hookimpl
@@ -43,6 +44,8 @@ class LogObserver(Observer):
         self._num_steps += 1
         self._num_scheduled += event.scheduler_output.total_num_scheduled_tokens
         self._num_generated += event.num_generated_tokens
+        self._num_drafts += event.num_draft_tokens
+        self._num_accepted += event.num_accepted_draft_tokens
         self._duration_ms += event.total_ms
         if self._num_steps >= self._interval:
             self._write(event)
@@ -62,7 +65,7 @@ class LogObserver(Observer):
         per_second = self._num_scheduled / self._duration_ms * 1000 if self._duration_ms else 0.0
         logger.info(
             "step %d: %d running, %d waiting, KV %.1f %%; last %d steps: %.1f ms each,"
-            " %d tokens computed (%.0f/s), %d generated, %d requests ended",
+            " %d tokens computed (%.0f/s), %d generated, %d requests ended%s",
             event.step,
             event.num_running,
             event.num_waiting,
@@ -73,5 +76,6 @@ class LogObserver(Observer):
             per_second,
             self._num_generated,
             self._num_finished,
+            f", {self._num_accepted} of {self._num_drafts} drafts accepted" if self._num_drafts else "",
         )
         self._clear()

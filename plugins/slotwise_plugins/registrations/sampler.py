@@ -17,7 +17,7 @@ class Torch:
             slot="sampler",
             name="torch",
             implementation="slotwise_samplers.torch_sampler:TorchSampler",
-            api=">=1.0,<2",
-            summary="Plain torch operations on any device; every parameter, per-request seeds.",
+            api=">=2.0,<3",
+            summary="Plain torch operations on any device; every parameter, per-request seeds, drafts.",
             capabilities=capabilities.TORCH,
         )

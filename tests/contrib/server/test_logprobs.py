@@ -98,3 +98,8 @@ def test_prompt_logprobs_are_the_same_cold_warm_echoed_and_streamed(server: Runn
             None if entry is None else entry[str(token_id)]["logprob"] for token_id, entry in zip(ids, found, strict=True)
         ] == pytest.approx(expected, abs=1e-4)
     assert echoed == pytest.approx(expected, abs=1e-4)
+    for stream in (False, True):
+        scored = {"prompt": ids, "echo": True, "logprobs": 2, "max_tokens": 0, "stream": stream}
+        choice = (server.chunks("completions", **scored) if stream else [server.complete(**scored)])[0]["choices"][0]
+        assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected, abs=1e-4)
+        assert choice["finish_reason"] == "length"

@@ -13,6 +13,7 @@ from slotwise.plugin.registry import ComponentRegistry
 MODULE = """
 from slotwise.config.engine_config import ComponentOptions
 from slotwise.interfaces.attention import AttentionCapabilities
+from slotwise.interfaces.logits_processor import LogitsProcessorCapabilities
 from slotwise.plugin.component import Component
 from slotwise.plugin.hookspecs import hookimpl
 
@@ -28,7 +29,7 @@ def slotwise_component():
         implementation="nowhere:Nothing",
         api=">=1.0,<2",
         summary="Made up.",
-        capabilities=AttentionCapabilities() if {slot!r} == "attention" else None,
+        capabilities=dict(attention=AttentionCapabilities(), logits_processor=LogitsProcessorCapabilities()).get({slot!r}),
         options=Options,
     )
 """

@@ -6,12 +6,18 @@ from typing import Any
 import pytest
 
 from slotwise.config.components import check_components, named_components
+from slotwise.config.engine_config import EngineConfig
 from slotwise.config.loading import load_config
 from slotwise.config.problems import Problem
 from slotwise.plugin.registry import ComponentRegistry
 
 MakeRegistry = Callable[..., ComponentRegistry]
-ALWAYS = ("scheduler:fcfs", "kv_cache:paged", "eviction:lru")
+ALWAYS = (
+    "scheduler:fcfs",
+    "kv_cache:paged",
+    "eviction:lru",
+    *(f"logits_processor:{name}" for name in EngineConfig().logits_processors.names),
+)
 
 
 def problems(registry: ComponentRegistry, *set_values: str, **overrides: Any) -> list[Problem]:
@@ -78,4 +84,5 @@ def test_named_components_lists_every_part() -> None:
     found = [(named.slot, named.part, named.name) for named in named_components(config)]
     assert ("attention", "", "auto") in found
     assert ("attention", "decode", "x") in found
-    assert found[-2:] == [("observer", "", "log"), ("observer", "", "trace")]
+    assert [each for each in found if each[0] == "observer"] == [("observer", "", "log"), ("observer", "", "trace")]
+    assert [name for slot, _, name in found if slot == "logits_processor"] == list(config.logits_processors.names)

@@ -186,7 +186,11 @@ def test_a_secret_is_in_no_message(write: Write) -> None:
     assert "hunter2" not in repr(loaded.config)
 
 
-INTEGERS = [path for path, shape in values_below(engine_shape()) if isinstance(shape, Leaf) and shape.value_type is int]
+# Settings whose range excludes all the numbers tried.
+SMALL = {("proposer", "num_drafts")}
+INTEGERS = [
+    path for path, shape in values_below(engine_shape()) if isinstance(shape, Leaf) and shape.value_type is int and path not in SMALL
+]
 
 
 @given(st.sampled_from(INTEGERS), st.integers(64, 2048))  # between the defaults of max_num_seqs and max_num_batched_tokens, which must fit

@@ -3,8 +3,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from slotwise.engine.detokenizer import TextDecoder
 
@@ -46,26 +44,6 @@ def test_any_ids_in_any_grouping_equal_the_full_decode(any_tokenizer, skip):
     for _ in range(400):
         token_ids = [rng.randrange(size) for _ in range(50)]
         assert "".join(stream_pieces(decoder, token_ids, skip=skip, rng=rng)) == full_decode(any_tokenizer, token_ids, skip=skip)
-
-
-def test_random_bytes_between_words_equal_the_full_decode(byte_fallback):
-    """Runs of bytes that are valid, or become invalid late, between ordinary tokens and skipped special ones."""
-    rng = random.Random(3)
-    decoder = TextDecoder(byte_fallback)
-    valid = [[byte + 3 for byte in char.encode()] for char in "é漢😀\n"]
-    others = [[rng.randrange(len(byte_fallback))] for _ in range(40)] + [[1], [2]]
-    for _ in range(1500):
-        token_ids = [token_id for _ in range(20) for token_id in rng.choice(valid * 6 + others)]
-        assert "".join(stream_pieces(decoder, token_ids, rng=rng)) == full_decode(byte_fallback, token_ids)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 405), max_size=12), st.lists(st.integers(0, 405), max_size=12))
-def test_prompt_and_output_together_equal_the_full_decode(byte_level, prompt, output):
-    pieces = stream_pieces(TextDecoder(byte_level), output, prompt=prompt)
-    before = full_decode(byte_level, prompt)
-    if not before.endswith("\ufffd"):  # Else the prompt may end within a character, which belongs to neither text.
-        assert before + "".join(pieces) == full_decode(byte_level, prompt + output)
 
 
 def test_blank_after_the_prompt_is_kept(byte_fallback):

@@ -130,11 +130,14 @@ def test_stop_string_in_the_last_step_needs_no_abort(processor, ids_of):
     assert (outputs[-1].outputs[0].text, outputs[-1].outputs[0].finish_reason, aborts) == ("Hello ", "stop", [])
 
 
-def test_stop_string_cuts_text_but_not_ids(processor, ids_of):
+@pytest.mark.parametrize("together", [False, True])
+def test_ids_end_with_the_token_that_completes_a_stop_string(processor, ids_of, together):
+    """However many came at once; the text ends before it."""
     processor.add_request(request(stop=[" world"]))
     ids = ids_of("Hello world, the")
-    outputs, _ = play(processor, [ids], finish=None)
-    assert (outputs[0].outputs[0].text, outputs[0].outputs[0].token_ids) == ("Hello", ids)
+    stopped = ids[: next(count for count in range(len(ids)) if "world" in processor._decoder._tokenizer.decode(ids[:count]))]
+    outputs, _ = play(processor, [ids] if together else [[token_id] for token_id in stopped], finish=None)
+    assert (outputs[-1].outputs[0].text, outputs[-1].outputs[0].token_ids) == ("Hello", stopped)
 
 
 @pytest.mark.parametrize("include", [False, True])
@@ -315,6 +318,26 @@ def test_a_fault_in_one_request_spares_the_others(processor, ids_of, monkeypatch
     assert [output.outputs[0].finish_reason for output in done.request_outputs] == ["error", None]
     assert "boom" in done.request_outputs[0].error
     assert done.request_outputs[1].outputs[0].text == "a"
+
+
+def test_an_abort_ends_all_of_its_requests_though_one_has_no_last_text(processor, ids_of, monkeypatch):
+    class Broken:
+        def append(self, token_ids):
+            return ""
+
+        def flush(self):
+            raise RuntimeError("boom")
+
+    monkeypatch.setattr(TextDecoder, "stream", lambda self, *args, **kwargs: Broken())
+    processor.add_request(request("bad"))
+    monkeypatch.undo()
+    processor.add_request(request("good"))
+    processor.process([EngineCoreOutput(request_id=name, new_token_ids=ids_of("a")) for name in ("bad", "good")])
+    assert processor.abort(["bad", "good"]) == ["bad", "good"]
+    bad, good = processor.process([]).request_outputs
+    assert (bad.outputs[0].finish_reason, good.outputs[0].finish_reason) == ("error", "abort")
+    assert "boom" in bad.error
+    assert not processor.has_unfinished()
 
 
 async def test_fail_all_raises_in_every_consumer(processor):

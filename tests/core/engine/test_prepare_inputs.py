@@ -30,7 +30,6 @@ def state(
         num_computed_tokens=computed,
         stop_token_ids=frozenset(),
         bad_words_token_ids=[],
-        generator=None,
         output_token_ids=list(range(900, 900 + outputs)),
     )
 

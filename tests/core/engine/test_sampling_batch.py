@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import torch
+import random
 
-from slotwise.engine.input_batch import RunnerRequestState
-from slotwise.engine.sampling_batch import kept_generators, sampling_metadata
+from slotwise.engine.sampling_batch import SamplingColumns
+from slotwise.interfaces.logits_processor import BatchUpdate, RowMove, RowRequest
+from slotwise.interfaces.sampler import SamplingMetadata
 from slotwise.sampling_params import SamplingParams
 
 
-def state(seed: int | None = None, **params: object) -> RunnerRequestState:
-    return RunnerRequestState(
-        request_id="r",
-        prompt_token_ids=[1, 2],
-        sampling_params=SamplingParams(seed=seed, **params),
-        block_ids=[[]],
-        num_computed_tokens=0,
-        stop_token_ids=frozenset({9}),
-        bad_words_token_ids=[],
-        generator=None if seed is None else torch.Generator().manual_seed(seed),
-        output_token_ids=[5],
-    )
+def request(**params: object) -> RowRequest:
+    return RowRequest(sampling_params=SamplingParams(**params), prompt_token_ids=[1], output_token_ids=[])
+
+
+def metadata_of(*rows: RowRequest) -> SamplingMetadata:
+    columns = SamplingColumns(max_num_rows=8, vocab_size=10, device="cpu")
+    return columns.update(BatchUpdate(num_rows=len(rows), added=list(enumerate(rows))))
 
 
 def test_an_all_greedy_batch_has_no_tensor_at_all() -> None:
-    metadata = sampling_metadata([state(temperature=0.0), state(temperature=0.0)], vocab_size=10, device="cpu")
+    metadata = metadata_of(request(temperature=0.0), request(temperature=0.0, seed=4))
     assert metadata.all_greedy
     assert not metadata.all_random
-    assert metadata.temperature is metadata.top_k is metadata.top_p is metadata.min_p is None
-    assert metadata.repetition_penalties is None
-    assert metadata.output_token_ids == ()
+    assert metadata.temperature is metadata.top_k is metadata.top_p is metadata.min_p is metadata.num_logprobs is None
+    assert metadata.seeds == {}
 
 
 def test_rows_without_a_limit_get_the_neutral_value_beside_rows_with_one() -> None:
-    metadata = sampling_metadata([state(top_k=3), state(top_p=0.5), state()], vocab_size=10, device="cpu")
+    metadata = metadata_of(request(top_k=3), request(top_p=0.5), request())
     assert metadata.top_k is not None
     assert metadata.top_p is not None
     assert metadata.top_k.tolist() == [3, 10, 10]
@@ -41,31 +36,47 @@ def test_rows_without_a_limit_get_the_neutral_value_beside_rows_with_one() -> No
     assert metadata.min_p is None
 
 
-def test_penalties_see_the_live_output_list() -> None:
-    request = state(presence_penalty=1.0)
-    metadata = sampling_metadata([request], vocab_size=10, device="cpu")
-    request.output_token_ids.append(7)
-    assert list(metadata.output_token_ids[0]) == [5, 7]
-    assert list(metadata.prompt_token_ids[0]) == [1, 2]
+def test_the_most_logprobs_of_any_row_are_computed() -> None:
+    assert metadata_of(request(), request(logprobs=0)).num_logprobs == 0
+    assert metadata_of(request(logprobs=3), request(logprobs=1)).num_logprobs == 3
+    assert metadata_of(request(logprobs=3), request(logprobs=-1)).num_logprobs == -1
 
 
-def test_min_tokens_brings_the_ids_to_ban() -> None:
-    assert sampling_metadata([state(), state(min_tokens=4)], vocab_size=10, device="cpu").min_tokens == {1: (4, frozenset({9}))}
+def test_columns_changed_by_difference_equal_columns_made_anew() -> None:
+    """Random arrivals, departures, moves into holes and swaps."""
+    chance = random.Random(0)
+    columns = SamplingColumns(max_num_rows=8, vocab_size=10, device="cpu")
+    rows: list[RowRequest] = []
+    for _ in range(300):
+        removed, added, moved = [], [], []
+        if rows and chance.random() < 0.5:
+            hole = chance.randrange(len(rows))
+            removed.append(hole)
+            last = rows.pop()
+            if hole < len(rows):
+                rows[hole] = last
+                moved.append(RowMove(source=len(rows), target=hole))
+        elif len(rows) < 8:
+            rows.append(
+                request(
+                    temperature=chance.choice([0.0, 0.5, 1.0]),
+                    top_k=chance.choice([0, 3]),
+                    top_p=chance.choice([1.0, 0.5]),
+                    min_p=chance.choice([0.0, 0.1]),
+                    seed=chance.choice([None, 5, 9]),
+                    logprobs=chance.choice([None, 0, 2]),
+                )
+            )
+            added.append((len(rows) - 1, rows[-1]))
+        if len(rows) > 1:
+            first, second = chance.sample(range(len(rows)), 2)
+            rows[first], rows[second] = rows[second], rows[first]
+            moved.append(RowMove(source=first, target=second, is_swap=True))
+        found = columns.update(BatchUpdate(num_rows=len(rows), removed=removed, added=added, moved=moved))
+        expected = metadata_of(*rows)
+        assert plain(found) == plain(expected)
 
 
-def test_allowed_ids_forbid_all_others_in_their_row_only() -> None:
-    mask = sampling_metadata([state(allowed_token_ids=[2, 4]), state()], vocab_size=6, device="cpu").allowed_token_ids_mask
-    assert mask is not None
-    assert mask.tolist() == [[True, True, False, True, False, True], [False] * 6]
-
-
-def test_most_logprobs_of_any_row_are_gathered() -> None:
-    assert sampling_metadata([state(), state()], vocab_size=6, device="cpu").num_logprobs is None
-    assert sampling_metadata([state(logprobs=0), state()], vocab_size=6, device="cpu").num_logprobs == 0
-    assert sampling_metadata([state(logprobs=2), state(logprobs=5)], vocab_size=6, device="cpu").num_logprobs == 5
-    assert sampling_metadata([state(logprobs=2), state(logprobs=-1)], vocab_size=6, device="cpu").num_logprobs == -1
-
-
-def test_a_discarded_row_does_not_get_its_generator() -> None:
-    states = [state(seed=1), state(seed=2), state()]
-    assert set(kept_generators(states, [True, False, False])) == {1}
+def plain(metadata: SamplingMetadata) -> dict[str, object]:
+    fields = {name: getattr(metadata, name) for name in SamplingMetadata.__slots__}
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in fields.items()}

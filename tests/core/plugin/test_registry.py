@@ -15,6 +15,7 @@ from slotwise.errors import (
     ContractError,
     PluginError,
 )
+from slotwise.interfaces.version import CONTRACT_VERSIONS
 from slotwise.plugin.registry import ComponentRegistry
 from slotwise.plugin.states import PluginStatus
 
@@ -292,4 +293,4 @@ def test_a_state_is_json_able(site: FakeSite) -> None:
 
 def test_every_built_in_registers_through_the_projects_entry_points(make_site: Callable[[str], FakeSite]) -> None:
     states = [state for state in ComponentRegistry().states() if state.info.is_builtin]
-    assert {"attention", "scheduler", "kv_cache", "eviction", "sampler", "model", "weights", "observer"} == {state.slot for state in states}
+    assert {state.slot for state in states} == set(CONTRACT_VERSIONS)
