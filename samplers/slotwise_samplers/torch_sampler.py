@@ -5,14 +5,19 @@ Here is the order of operations; each operation has its own file. What this file
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from slotwise.interfaces.sampler import GREEDY_EPS, LogitsEdits, Sampler, SampleRequest, SamplerOutput, SamplerSetup, SamplingMetadata
 from slotwise_samplers import capabilities
-from slotwise_samplers.logprobs import gather_logprobs, logprobs_source
+from slotwise_samplers.logprobs import gather_logprobs
 from slotwise_samplers.random_draw import RandomDraw, draw
 from slotwise_samplers.truncation import keep_min_p, keep_top_k, keep_top_p
 from slotwise_samplers.verification import verify_drafts
+
+Truncation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(values, parameter of each row) -> values, -inf where dropped."""
 
 
 class TorchSampler(Sampler):
@@ -34,7 +39,9 @@ class TorchSampler(Sampler):
         metadata = request.metadata if spec is None else request.metadata.select(spec.request_of_row)
         wants_logprobs = metadata.num_logprobs is not None
         logits = request.logits[:, : self.setup.vocab_size].to(torch.float32)
-        raw = logprobs_source(logits, mode) if wants_logprobs and mode.startswith("raw") else None
+        raw = None
+        if wants_logprobs and mode.startswith("raw"):
+            raw = logits if edits is None else logits.clone()
 
         best, best_logit = _best(logits)
         usable = best_logit.isfinite()
@@ -44,9 +51,9 @@ class TorchSampler(Sampler):
 
         drawn, processed, is_greedy = best, logits, None
         if not metadata.all_greedy:
-            processed = temper_and_truncate(logits, best_logit, metadata, edits)
+            needs_processed = (wants_logprobs and raw is None) or (spec is not None and spec.draft_probs is not None)
             uniforms = self._random.uniforms(metadata.num_rows, metadata.seeds, request.positions)
-            drawn = draw(processed.exp(), uniforms)
+            drawn, processed = self.draw(logits, best_logit, metadata, edits, uniforms, needs_processed=needs_processed)
             if not metadata.all_random:
                 is_greedy = temperatures(metadata) < GREEDY_EPS
                 drawn = torch.where(is_greedy, best, drawn)
@@ -64,32 +71,54 @@ class TorchSampler(Sampler):
             sampled, token_ids = verified.token_ids, verified.token_of_row
         if metadata.num_logprobs is None:
             return SamplerOutput(token_ids=sampled)
-        if raw is None:
-            raw = logprobs_source(processed, mode, None if metadata.all_greedy else best_logit / divisors(metadata))
-        return SamplerOutput(token_ids=sampled, logprobs=gather_logprobs(raw, token_ids, metadata.num_logprobs))
+        shift = None if raw is not None or metadata.all_greedy else best_logit / divisors(metadata)
+        logprobs = gather_logprobs(processed if raw is None else raw, token_ids, metadata.num_logprobs, mode=mode, shift=shift)
+        return SamplerOutput(token_ids=sampled, logprobs=logprobs)
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        best_logit: torch.Tensor,
+        metadata: SamplingMetadata,
+        edits: LogitsEdits | None,
+        uniforms: torch.Tensor,
+        *,
+        needs_processed: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Steps 5 to 8 for every row, greedy ones as if they had temperature 1. logits: [num_rows, vocab_size] float32; best_logit:
+        [num_rows]; uniforms: [num_rows] float64 on the CPU. Returns ids, [num_rows] int64, and what `temper_and_truncate` gives, or any
+        tensor if that is not needed. A row's id is the first whose cumulative probability exceeds its uniform number."""
+        processed = temper_and_truncate(logits, best_logit, metadata, edits)
+        return draw(processed.exp(), uniforms), processed
 
 
 def temper_and_truncate(
-    logits: torch.Tensor, best_logit: torch.Tensor, metadata: SamplingMetadata, edits: LogitsEdits | None = None
+    logits: torch.Tensor,
+    best_logit: torch.Tensor,
+    metadata: SamplingMetadata,
+    edits: LogitsEdits | None = None,
+    *,
+    top_k: Truncation = keep_top_k,
+    top_p: Truncation = keep_top_p,
 ) -> torch.Tensor:
     """Steps 5 to 7. Returns [num_rows, vocab_size] float32: (logit - the row's best logit) / temperature, -inf where dropped.
 
     The best is subtracted before dividing: the difference of near logits is exact, so no temperature can overflow or merge them. top_k
     comes first where nothing is edited after temperature: temperature and min_p keep the order of ids, so its set is the same, and before
-    them no rounding has made ties yet.
+    them no rounding has made ties yet. top_k, top_p: how these are done, as in `truncation`.
     """
     is_edited = edits is not None and edits.edits_after_temperature
     if metadata.top_k is not None and not is_edited:
-        logits = keep_top_k(logits, metadata.top_k)
+        logits = top_k(logits, metadata.top_k)
     scaled = (logits - best_logit.unsqueeze(-1)).div_(divisors(metadata).unsqueeze(-1))
     if metadata.min_p is not None:
         scaled = keep_min_p(scaled, metadata.min_p)
     if edits is not None and is_edited:
         edits.after_temperature(scaled)
         if metadata.top_k is not None:
-            scaled = keep_top_k(scaled, metadata.top_k)
+            scaled = top_k(scaled, metadata.top_k)
     if metadata.top_p is not None:
-        scaled = keep_top_p(scaled, metadata.top_p)
+        scaled = top_p(scaled, metadata.top_p)
     return scaled
 
 

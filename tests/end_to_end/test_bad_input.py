@@ -53,7 +53,7 @@ def test_labels_of_a_wrong_type_are_refused_and_leave_nothing_behind(labels: dic
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("n", 0), ("seed", "x"), ("logprobs", -3), ("max_tokens", 0), ("temperature", float("nan")), ("stop_token_ids", 5), ("top_k", -7)],
+    [("n", 0), ("seed", "x"), ("logprobs", -3), ("max_tokens", -1), ("temperature", float("nan")), ("stop_token_ids", 5), ("top_k", -7)],
 )
 def test_parameters_set_after_construction_are_checked_too(field: str, value: Any, tiny: SharedModel) -> None:
     params = SamplingParams(max_tokens=5)

@@ -16,14 +16,14 @@ def sample(tools, logits, *, mode="raw_logprobs", edits=None, **fields):
 
 def test_sampled_first_then_the_most_likely_in_falling_order(tools):
     values = torch.tensor([[-1.0, -3.0, -0.5, -2.0]])
-    found = gather_logprobs(values, torch.tensor([3]), 2)
+    found = gather_logprobs(values, torch.tensor([3]), 2, mode="raw_logits")
     assert found.token_ids.tolist() == [[3, 2, 0]]
     assert found.logprobs.tolist() == [[-2.0, -0.5, -1.0]]
     assert found.ranks.tolist() == [3]
 
 
 def test_ties_push_the_rank_down():
-    assert gather_logprobs(torch.tensor([[-1.0, -1.0, -1.0, -9.0]]), torch.tensor([0]), 0).ranks.tolist() == [3]
+    assert gather_logprobs(torch.tensor([[-1.0, -1.0, -1.0, -9.0]]), torch.tensor([0]), 0, mode="raw_logits").ranks.tolist() == [3]
 
 
 @pytest.mark.parametrize(("asked", "columns"), [(None, None), (0, 1), (2, 3), (5, 6), (99, 6), (-1, 6)])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from slotwise_contrib.bench.command_times import CommandResult
     from slotwise_contrib.bench.overhead import OverheadResult
     from slotwise_contrib.bench.sample_statistics import Distribution
+    from slotwise_contrib.bench.sampler import SamplerResult
 
 
 def overhead_tables(result: OverheadResult) -> list[Table]:
@@ -84,6 +85,23 @@ def _refusals(result: AttentionResult) -> list[str]:
     """Who did not take part, and why, once each."""
     reasons = {(name, why) for shape in result.shapes for name, why in shape.refused.items()}
     return [f"{name} did not take part: {why}" for name, why in sorted(reasons)]
+
+
+def sampler_table(result: SamplerResult) -> Table:
+    """One row per case: microseconds of a step, and how many times as fast as transformers' chain."""
+    rows = [
+        (
+            found.case.setting,
+            str(found.case.batch),
+            str(found.case.vocab_size),
+            *(f"{times.median:.0f}" for times in found.times.values()),
+            *(f"{found.ratio(name):.2f}" for name in result.samplers),
+        )
+        for found in result.cases
+    ]
+    names = [*result.samplers, "transformers"]
+    columns = ("setting", "batch", "vocabulary", *(f"{name} us" for name in names), *(f"{name} times as fast" for name in result.samplers))
+    return table(columns, rows, title=f"{result.device}, {result.num_threads} threads, medians")
 
 
 def command_table(results: Sequence[CommandResult]) -> Table:

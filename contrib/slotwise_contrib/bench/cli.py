@@ -108,6 +108,40 @@ def attention(
         write(*attention_tables(result))
 
 
+@app.command()
+def sampler(
+    *,
+    samplers: Annotated[str, typer.Option("--samplers", metavar="NAME,...", help="Samplers.")] = "torch",
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    batches: Annotated[str, typer.Option("--batches", metavar="N,N,...", help="Rows of a step.")] = "1,32,256",
+    vocabularies: Annotated[str, typer.Option("--vocabularies", metavar="N,N,...", help="Ids.")] = "49152,128256",
+    settings: Annotated[str, typer.Option("--settings", metavar="NAME,...", help="Which parameters; `all` = each in turn.")] = "all",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Timed steps per sampler and case.")] = 15,
+    as_json: AsJson = False,
+) -> None:
+    """Measure samplers beside transformers' chain of warpers on the same logits."""
+    from slotwise_contrib.bench.bench_tables import sampler_table
+    from slotwise_contrib.bench.sampler import SETTINGS, SamplerCase, measure
+
+    chosen = list(SETTINGS) if settings == "all" else [name.strip() for name in settings.split(",")]
+    for name in chosen:
+        if name not in SETTINGS:
+            raise ConfigError(f"--settings: given {name!r}; accepted: all, {', '.join(SETTINGS)}.")
+    cases = [
+        SamplerCase(batch=batch, vocab_size=vocab_size, setting=setting)
+        for vocab_size in numbers("--vocabularies", vocabularies, lowest=2)
+        for batch in numbers("--batches", batches, lowest=1)
+        for setting in chosen
+    ]
+    names = [name.strip() for name in samplers.split(",")]
+    with _progress("measuring", len(cases), shown=not as_json) as advance:
+        result = measure(names, cases, device=device, num_rounds=rounds, advance=advance)
+    if as_json:
+        write_json(result.to_dict())
+    else:
+        write(sampler_table(result))
+
+
 def _three(option: str, text: str) -> tuple[int, int, int]:
     words = text.split(",")
     if len(words) != 3 or not all(word.strip().isdecimal() and int(word) for word in words):

@@ -25,7 +25,7 @@ TIMES = {"backend_us": 0, "reference_us": 0, "ratio": 1}
 
 
 def conform(  # noqa: PLR0917
-    slot: Annotated[str, typer.Argument(help="The slot: attention, scheduler, kv_cache.")],
+    slot: Annotated[str, typer.Argument(help="The slot: attention, scheduler, kv_cache, sampler, logits_processor.")],
     name: Annotated[str, typer.Argument(help="The component's name, as `slotwise plugins` lists it.")],
     options: Annotated[
         list[str] | None, typer.Option("--options", "--option", metavar="KEY=VALUE", help="An option of the component. Repeatable.")
@@ -34,7 +34,7 @@ def conform(  # noqa: PLR0917
     examples: Annotated[int | None, typer.Option("--examples", min=1, help="Random runs per case that uses them.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Start of the random runs; one seed always tries the same.")] = 0,
     device: Annotated[
-        str | None, typer.Option("--device", help="attention: device to run on; by default the first claimed one that is here.")
+        str | None, typer.Option("--device", help="attention, sampler: device to run on; by default the first claimed one that is here.")
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one self-contained page.")] = None,
     as_json: AsJson = False,

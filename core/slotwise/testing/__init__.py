@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slotwise.testing.attention import AttentionConformance
     from slotwise.testing.kv_cache import KVCacheManagerConformance
+    from slotwise.testing.logits_processor import LogitsProcessorConformance
+    from slotwise.testing.sampler import SamplerConformance
     from slotwise.testing.scheduler import SchedulerPolicyConformance
     from slotwise.testing.verdicts import ConformanceError, NotClaimedError
 
@@ -24,11 +26,21 @@ _HOMES = {
     "AttentionConformance": "slotwise.testing.attention",
     "ConformanceError": "slotwise.testing.verdicts",
     "KVCacheManagerConformance": "slotwise.testing.kv_cache",
+    "LogitsProcessorConformance": "slotwise.testing.logits_processor",
     "NotClaimedError": "slotwise.testing.verdicts",
+    "SamplerConformance": "slotwise.testing.sampler",
     "SchedulerPolicyConformance": "slotwise.testing.scheduler",
 }
 
-__all__ = ["AttentionConformance", "ConformanceError", "KVCacheManagerConformance", "NotClaimedError", "SchedulerPolicyConformance"]
+__all__ = [
+    "AttentionConformance",
+    "ConformanceError",
+    "KVCacheManagerConformance",
+    "LogitsProcessorConformance",
+    "NotClaimedError",
+    "SamplerConformance",
+    "SchedulerPolicyConformance",
+]
 
 
 def __getattr__(name: str) -> Any:

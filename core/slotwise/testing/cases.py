@@ -19,6 +19,8 @@ from slotwise.testing.verdicts import NotClaimedError
 KITS: Final[dict[str, str]] = {
     "attention": "slotwise.testing.attention:AttentionConformance",
     "kv_cache": "slotwise.testing.kv_cache:KVCacheManagerConformance",
+    "logits_processor": "slotwise.testing.logits_processor:LogitsProcessorConformance",
+    "sampler": "slotwise.testing.sampler:SamplerConformance",
     "scheduler": "slotwise.testing.scheduler:SchedulerPolicyConformance",
 }
 """Slot -> the class that holds its cases."""
