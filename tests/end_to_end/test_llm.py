@@ -369,8 +369,10 @@ class ScriptedLogits:
         self._model.forward = self._forward
 
 
-def test_penalties_see_the_token_just_generated(llm: LLM) -> None:
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_penalties_see_the_token_just_generated(tiny: SharedModel, async_scheduling: bool) -> None:
     """Known bug 37."""
+    llm = tiny.engine(scheduler={"async_scheduling": async_scheduling})
     constant = torch.full((257,), 1.0)
     constant[3], constant[4] = 5.0, 4.0
 
