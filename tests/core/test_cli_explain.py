@@ -204,6 +204,7 @@ def test_plan_is_shown_with_the_slots_it_left_open(run: Callable[..., tuple[int,
         "sampler": None,
         "logits_processor": "penalties",
         "grammar": None,
+        "linear": None,
         "model": None,
         "weights": None,
     }
@@ -218,7 +219,7 @@ class DecidedPlan(Plan):
 
     def __init__(self, config: EngineConfig, *, weigh_all: bool = False) -> None:
         super().__init__(config)
-        left_open = [replace(FAILED, slot=slot, chosen="fast") for slot in ("sampler", "grammar", "model", "weights")]
+        left_open = [replace(FAILED, slot=slot, chosen="fast") for slot in ("sampler", "grammar", "linear", "model", "weights")]
         whole = replace(ATTENTION, part="", asked=config.attention.use)
         self.resolutions = (*self.resolutions, *left_open, whole)
 

@@ -89,7 +89,7 @@ def test_a_pipe_carries_the_text_alone_and_the_summary_goes_to_stderr(cli, llm, 
     (line,) = err.strip().splitlines()
     assert line.startswith("5 prompt + 6 new tokens | first token ")
     assert "tokens/s | 0 cached | attention=" in line
-    assert " scheduler=fcfs kv_cache=paged eviction=lru sampler=torch grammar=llguidance model=transformers" in line
+    assert " scheduler=fcfs kv_cache=paged eviction=lru sampler=torch grammar=llguidance model=fused linear=dense" in line
 
 
 def test_on_a_terminal_the_summary_follows_the_text(cli, chat_model, monkeypatch):

@@ -33,27 +33,47 @@ def build_native():
 
 @needs_compiler
 def test_the_library_builds_and_says_what_it_runs(build_native, tmp_path):
-    assert build_native.build(tmp_path / "kernels.so")
+    assert build_native.build(build_native.ATTENTION, tmp_path / "kernels.so")
+    assert [path.name for path in tmp_path.iterdir()] == ["kernels.so"]
     library = ctypes.CDLL(str(tmp_path / "kernels.so"))
     library.slotwise_variant.restype = ctypes.c_char_p
     assert library.slotwise_abi_version() == 1
     assert library.slotwise_variant().decode() in ("avx512", "avx2", "baseline")
 
 
+@needs_compiler
+def test_the_dense_kernels_build_and_say_what_they_run(build_native, tmp_path):
+    assert build_native.build(build_native.DENSE, tmp_path / "dense.so")
+    library = ctypes.CDLL(str(tmp_path / "dense.so"))
+    library.slotwise_dense_current.restype = ctypes.c_char_p
+    assert library.slotwise_dense_abi_version() == 1
+    assert library.slotwise_dense_current().decode() in ("avx512dot", "avx512", "avx2", "baseline")
+
+
 @pytest.mark.parametrize("compiler", ["/bin/false", "no-such-compiler"])
 def test_a_compiler_that_fails_leaves_the_kernels_out(build_native, tmp_path, monkeypatch, capsys, compiler):
     monkeypatch.setenv("CC", compiler)
-    assert not build_native.build(tmp_path / "kernels.so")
-    assert not (tmp_path / "kernels.so").exists()
-    assert "cpu attention backend will be unavailable" in capsys.readouterr().err
+    for library in build_native.LIBRARIES:
+        assert not build_native.build(library, tmp_path / "kernels.so")
+        assert not (tmp_path / "kernels.so").exists()
+        assert f"{library.purpose} will be unavailable" in capsys.readouterr().err
 
 
 def test_records_are_those_of_the_header():
     """The records in Python have the fields of the C header, in its order."""
     from slotwise_backends.cpu_attention.native import AttendArgs, KVView, WriteArgs
+    from slotwise_plugins.native.library import GateArgs, LinearArgs, NormArgs, RopeArgs
 
-    header = (ROOT / "backends/slotwise_backends/cpu_attention/kernels/attention.h").read_text(encoding="utf-8")
-    for record, name in ((KVView, "kv_view"), (AttendArgs, "attend_args"), (WriteArgs, "write_args")):
+    attention = (ROOT / "backends/slotwise_backends/cpu_attention/kernels/attention.h").read_text(encoding="utf-8")
+    dense = (ROOT / "plugins/slotwise_plugins/native/kernels/dense.h").read_text(encoding="utf-8")
+    records = [(attention, KVView, "kv_view"), (attention, AttendArgs, "attend_args"), (attention, WriteArgs, "write_args")]
+    records += [
+        (dense, LinearArgs, "linear_args"),
+        (dense, NormArgs, "norm_args"),
+        (dense, RopeArgs, "rope_args"),
+        (dense, GateArgs, "gate_args"),
+    ]
+    for header, record, name in records:
         body = header.split(f"struct {name} {{")[1].split("};")[0]
         fields = [word for line in body.splitlines() for word in fields_of(line)]
         assert fields == [field for field, _ in record._fields_]

@@ -66,6 +66,10 @@ class WeightsConfig(SlotConfig):
     """Where the parameters come from; `auto` goes by the files found."""
 
 
+class LinearConfig(SlotConfig):
+    """How weight matrices are stored and multiplied, by models that leave it to this slot; `auto` changes no weight."""
+
+
 class AttentionConfig(SlotConfig):
     """Attention backend, as a whole, per layer kind, or per phase."""
 
@@ -207,6 +211,7 @@ class EngineConfig(Section):
 
     model: ModelConfig = Field(default_factory=ModelConfig)
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
+    linear: LinearConfig = Field(default_factory=LinearConfig)
     attention: AttentionConfig = Field(default_factory=AttentionConfig)
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
     kv_cache: KVCacheConfig = Field(default_factory=KVCacheConfig)

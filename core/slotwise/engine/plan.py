@@ -18,6 +18,7 @@ from slotwise.engine.kv_plan import DTYPE_BYTES, KVPlan, plan_kv_groups
 from slotwise.engine.proposer_plan import check_companions, companion_layers, plan_proposer
 from slotwise.errors import ConfigError, ModelLoadError, ResolutionError
 from slotwise.interfaces.attention import DECODE, DECODER, PHASES, PREFILL, STANDARD_KV_LAYOUTS, AttentionLayer
+from slotwise.interfaces.linear import LinearBackend, LinearSetup
 from slotwise.interfaces.model import Model, ModelDescription, ModelSetup
 from slotwise.interfaces.proposer import Proposer
 from slotwise.model_source import ModelSource, find_model
@@ -194,6 +195,7 @@ def _plan_model(plan: EnginePlan, source: ModelSource) -> ModelPlan:
         weights_suffix=source.weights_suffix,
     )
     _resolve(plan, "model", config.model, model=description)
+    _resolve_linear(plan, dtype)
     max_model_len = _max_model_len(config, source.max_model_len)
     model = make_model(plan, source, dtype=dtype, max_model_len=max_model_len)
     description = dataclasses.replace(description, vocab_size=model.vocab_size, layers=model.attention_layers)
@@ -221,6 +223,27 @@ def _plan_model(plan: EnginePlan, source: ModelSource) -> ModelPlan:
     )
 
 
+def _resolve_linear(plan: EnginePlan, dtype: str) -> None:
+    """Raises ConfigError if one is named, but the model does not use it."""
+    model = plan.components["model"]
+    if model.loaded.component.capabilities.uses_linear:
+        _resolve(plan, "linear", plan.config.linear, dtype=dtype)
+    elif plan.config.linear.use != AUTO:
+        raise ConfigError(
+            f"linear.use is {plan.config.linear.use}, but the model component {model.name} keeps its matrices in a way of its own. Choose "
+            'one that uses the slot (model.use = "fused", for architectures it knows), or leave linear.use at auto.',
+            key="linear.use",
+        )
+
+
+def _make_linear(plan: EnginePlan, dtype: str) -> LinearBackend | None:
+    chosen = plan.components.get("linear")
+    if chosen is None:
+        return None
+    made: LinearBackend = chosen.implementation()(LinearSetup(dtype=dtype, device=plan.machine.device, options=chosen.options))
+    return made
+
+
 def make_model(plan: EnginePlan, source: ModelSource, *, dtype: str, max_model_len: int) -> Model:
     """A model without parameters, by the component chosen for the slot."""
     chosen = plan.components["model"]
@@ -231,6 +254,7 @@ def make_model(plan: EnginePlan, source: ModelSource, *, dtype: str, max_model_l
             device=plan.machine.device,
             max_model_len=max_model_len,
             seed=plan.config.seed,
+            linear=_make_linear(plan, dtype),
             options=chosen.options,
         )
     )

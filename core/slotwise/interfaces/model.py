@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from transformers import PretrainedConfig
 
+    from slotwise.interfaces.linear import LinearBackend
+
 
 ProgressCallback = Callable[[int, int], None]
 """(done, total) -> None, in bytes or tensors; called now and then during long work."""
@@ -98,6 +100,8 @@ class ModelCapabilities:
     """Torch device types it runs on."""
     dtypes: tuple[str, ...] = ("float32",)
     """Dtypes it computes in."""
+    uses_linear: bool = False
+    """Keeps its matrices in `ModelSetup.linear`; False = in a way of its own, and a `linear` component may not be named."""
     preference: Mapping[str, int] = field(default_factory=dict)
     """Device type -> rank for `use = "auto"`, higher wins, absent = never chosen by `auto`."""
 
@@ -116,6 +120,8 @@ class ModelSetup:
     """Longest sequence the engine will let a request have; None = not known, the model's own limit holds."""
     seed: int = 0
     """Seed of whatever the model draws itself."""
+    linear: LinearBackend | None = None
+    """What stores and multiplies the weight matrices; given to components that claim `uses_linear`."""
     options: BaseModel | None = None
     """The component's validated options model, or None if it declares none."""
 

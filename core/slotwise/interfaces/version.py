@@ -17,7 +17,8 @@ CONTRACT_VERSIONS: Final[dict[str, str]] = {
     "logits_processor": "1.0",
     "grammar": "1.0",
     "proposer": "1.0",
-    "model": "1.2",
+    "model": "1.3",
+    "linear": "1.0",
     "weights": "1.0",
     "observer": "1.1",
 }
@@ -40,6 +41,7 @@ CONTRACT_CHANGES: Final[dict[str, dict[str, str]]] = {
         "1.0": "first version",
         "1.1": "AttentionContext.attend takes alibi_slopes; the setup has max_model_len",
         "1.2": "ForwardBatch.wants_hidden_states; Model.embed_tokens and Model.compute_logits, for proposers",
+        "1.3": "ModelSetup.linear, for components that claim uses_linear",
     },
     "observer": {"1.0": "first version", "1.1": "StepEvent has the drafts of a step, verified and accepted"},
 }

@@ -26,6 +26,7 @@ BASE_CLASSES: Final[dict[str, str]] = {
     "grammar": "slotwise.interfaces.grammar:GrammarBackend",
     "proposer": "slotwise.interfaces.proposer:Proposer",
     "model": "slotwise.interfaces.model:Model",
+    "linear": "slotwise.interfaces.linear:LinearBackend",
     "weights": "slotwise.interfaces.model:Weights",
     "observer": "slotwise.interfaces.observer:Observer",
 }
@@ -38,6 +39,7 @@ CAPABILITIES: Final[dict[str, str]] = {
     "grammar": "slotwise.interfaces.grammar:GrammarCapabilities",
     "proposer": "slotwise.interfaces.proposer:ProposerCapabilities",
     "model": "slotwise.interfaces.model:ModelCapabilities",
+    "linear": "slotwise.interfaces.linear:LinearCapabilities",
     "weights": "slotwise.interfaces.model:WeightsCapabilities",
 }
 """Slot -> the record of its capabilities, for slots that have one."""

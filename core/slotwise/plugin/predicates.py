@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from slotwise.interfaces.linear import LinearCapabilities
 from slotwise.interfaces.model import ModelCapabilities, ModelDescription, WeightsCapabilities
 from slotwise.interfaces.sampler import SamplerCapabilities
 from slotwise.plugin.component import Component
@@ -50,6 +51,8 @@ def slot_refusals(component: Component, needs: SlotNeeds, *, is_auto: bool) -> l
         return [*_model_refusals(capabilities, needs)]
     if isinstance(capabilities, WeightsCapabilities):
         return [*_weights_refusals(capabilities, needs, is_auto)]
+    if isinstance(capabilities, LinearCapabilities):
+        return [*_linear_refusals(capabilities, needs)]
     if isinstance(capabilities, SamplerCapabilities):
         return [*_sampler_refusals(capabilities, needs)]
     return []
@@ -68,6 +71,13 @@ def _model_refusals(capabilities: ModelCapabilities, needs: SlotNeeds) -> Iterat
             offered=listed(accepted),
             change="choose another model component, or a model of these architectures",
         )
+
+
+def _linear_refusals(capabilities: LinearCapabilities, needs: SlotNeeds) -> Iterator[Refusal]:
+    if needs.machine is not None:
+        yield from device_refusals(capabilities.devices, needs.machine)
+    if needs.dtype is not None:
+        yield from dtype_refusals(capabilities.dtypes, needs.dtype)
 
 
 def _weights_refusals(capabilities: WeightsCapabilities, needs: SlotNeeds, is_auto: bool) -> Iterator[Refusal]:

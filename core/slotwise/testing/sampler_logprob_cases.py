@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
 
-from slotwise.testing.sampler_kit import GREEDY, VOCAB_SIZE, Drafts, Edits, SamplerKit
+from slotwise.interfaces.sampler import SamplerOutput
+from slotwise.testing.sampler_arguments import Drafts, Edits
+from slotwise.testing.sampler_kit import GREEDY, VOCAB_SIZE, SamplerKit
 from slotwise.testing.sampler_truth import Rules, distribution
 from slotwise.testing.verdicts import require
 
@@ -19,23 +22,42 @@ class SamplerLogprobCases(SamplerKit):
     """One rule each."""
 
     def test_logprobs_are_those_of_the_mode(self) -> None:
-        """Raw or processed, normalised or not, for greedy and random rows."""
-        logits = self.random_logits(3, seed=30)
-
-        def edit(values: torch.Tensor) -> None:
-            values[:, 4] -= 3.0
-
-        edited = logits.clone()
-        edit(edited)
+        """Raw or processed, normalised or not, for greedy and random rows, with and without edits, in float32 whatever the logits are."""
         for mode in self.capabilities.logprobs_modes:
-            sampler = self.make_sampler(logprobs_mode=mode)
-            output = self.sample(sampler, logits, RULES, num_logprobs=-1, edits=Edits(before=edit))
-            assert output.logprobs is not None
-            for row, rules in enumerate(RULES):
-                wanted = _values(mode, logits[row], edited[row], rules)
-                found = torch.full((VOCAB_SIZE,), math.nan, dtype=torch.float64)
-                found[output.logprobs.token_ids[row].cpu()] = output.logprobs.logprobs[row].double().cpu()
-                self._require_close(found, wanted, f"{mode} of a row with {rules}")
+            for dtype, edits in itertools.product((torch.float32, torch.bfloat16), (None, Edits(before=_lower))):
+                logits = self.random_logits(3, seed=30).to(dtype)
+                edited = logits.float().clone()
+                if edits is not None:
+                    _lower(edited)
+                output = self.sample(self.make_sampler(logprobs_mode=mode), logits, RULES, num_logprobs=-1, edits=edits)
+                for row, rules in enumerate(RULES):
+                    self._require_row(output, row, _values(mode, logits[row], edited[row], rules), f"{mode} of {dtype} logits, {rules}")
+
+    def test_processed_logprobs_hold_edits_after_temperature(self) -> None:
+        """The processed modes tell what was drawn from, the raw ones do not."""
+        rules = Rules(temperature=0.5, top_k=9, seed=3)
+        logits = self.random_logits(2, seed=34)
+        tempered = logits / rules.temperature
+        _lower(tempered)
+        for mode in self.capabilities.logprobs_modes:
+            output = self.sample(self.make_sampler(logprobs_mode=mode), logits, rules, num_logprobs=-1, edits=Edits(after=_lower))
+            for row in range(2):
+                edited = tempered[row] * rules.temperature
+                self._require_row(output, row, _values(mode, logits[row], edited, rules), f"{mode} with edits after temperature")
+
+    def test_processed_logprobs_of_drafts_are_those_of_their_rows(self) -> None:
+        """Each row of a request with drafts by its request's parameters."""
+        self.require_claim("speculative")
+        logits = self.random_logits(4, seed=35)
+        rules, owners = [Rules(temperature=0.7, top_k=5, seed=1), Rules(temperature=1.4, seed=2)], (0, 0, 0, 1)
+        for mode in self.capabilities.logprobs_modes:
+            best = logits.argmax(dim=1).tolist()
+            output = self.sample(self.make_sampler(logprobs_mode=mode), logits, rules, num_logprobs=-1, drafts=Drafts([best[:2], []]))
+            num_tokens = int((output.token_ids[0] >= 0).sum())
+            for row in (*range(num_tokens), 3):
+                self._require_row(
+                    output, row, _values(mode, logits[row], logits[row], rules[owners[row]]), f"{mode} of row {row} of drafts"
+                )
 
     def test_columns_are_the_token_then_the_most_likely(self) -> None:
         """Column 0 is the sampled id; then as many as asked for, falling, with their values."""
@@ -85,10 +107,20 @@ class SamplerLogprobCases(SamplerKit):
         for row in (0, 1, 2, 3, 4):
             require(ids[row, 0].item() == best[row], f"row {row} of the logits gave id {best[row]}, its logprobs say {ids[row, 0].item()}")
 
-    def _require_close(self, found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    def _require_row(self, output: SamplerOutput, row: int, wanted: torch.Tensor, what: str) -> None:
+        """The values of the whole vocabulary. wanted: [vocab_size] float64."""
+        require(output.logprobs is not None, f"{what}: num_logprobs -1 gave none")
+        assert output.logprobs is not None
+        found = torch.full((VOCAB_SIZE,), math.nan, dtype=torch.float64)
+        found[output.logprobs.token_ids[row].cpu()] = output.logprobs.logprobs[row].double().cpu()
         same_infinity = torch.isinf(wanted) & (found == wanted)
         error = torch.where(same_infinity, 0.0, (found - wanted).abs())
         require(bool((error < TOLERANCE).all()), f"{what}: off by {float(error.nan_to_num(math.inf).max()):.2g}")
+
+
+def _lower(values: torch.Tensor) -> None:
+    """An edit that cannot change much of the order, and shows."""
+    values[:, 4] -= 3.0
 
 
 def _values(mode: str, raw: torch.Tensor, edited: torch.Tensor, rules: Rules) -> torch.Tensor:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from slotwise.testing.sampler_kit import GREEDY, VOCAB_SIZE, Edits, SamplerKit
-from slotwise.testing.sampler_truth import Rules, distribution, require_distribution
+from slotwise.interfaces.sampler import SampleRequest
+from slotwise.testing.sampler_arguments import Edits
+from slotwise.testing.sampler_kit import GREEDY, VOCAB_SIZE, SamplerKit, require_tensor
+from slotwise.testing.sampler_truth import Rules, distribution, groups_by_rank, require_distribution
 from slotwise.testing.verdicts import require
 
+LARGE_VOCAB_SIZE = 50_000
 WORKED = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
 
 
@@ -17,7 +20,7 @@ class SamplerRuleCases(SamplerKit):
 
     def test_greedy_rows_take_the_argmax(self) -> None:
         """Temperature 0: the most likely id, whatever the other parameters."""
-        for vocab_size in (1, 7, VOCAB_SIZE, 1000, 50_000):
+        for vocab_size in (1, 7, VOCAB_SIZE, 1000, LARGE_VOCAB_SIZE):
             logits = self.random_logits(9, vocab_size)
             found = self.ids(self.make_sampler(vocab_size), logits, GREEDY)
             require(found == logits.argmax(dim=1).tolist(), f"vocabulary of {vocab_size}: greedy rows gave {found}")
@@ -27,12 +30,21 @@ class SamplerRuleCases(SamplerKit):
         self._require(self.random_logits(1)[0], Rules(), "plain sampling")
 
     def test_draws_follow_the_softmax_of_a_large_vocabulary(self) -> None:
-        """The same where most ids are rare."""
-        self._require(self.random_logits(1, 20_000, spread=3.0)[0], Rules(), "a vocabulary of 20,000")
+        """50,000 ids, most of them rare, judged in groups; and with everything but a few of them cut off."""
+        logits = self.random_logits(1, LARGE_VOCAB_SIZE, spread=3.0)[0]
+        expected = distribution(logits, Rules())
+        drawn = self.draws(logits, Rules(), 2000)
+        for groups, what in ((groups_by_rank(expected, 40), "rank"), (np.arange(LARGE_VOCAB_SIZE) // 1000, "place")):
+            of_group = np.bincount(groups, weights=expected).astype(np.float64)
+            require_distribution(groups[drawn], of_group, f"a vocabulary of {LARGE_VOCAB_SIZE}, by {what}")
+        for rules in (Rules(top_k=50, top_p=0.9), Rules(min_p=0.05, top_p=0.5)):
+            require_distribution(
+                self.draws(logits, rules, 400), distribution(logits, rules), f"a vocabulary of {LARGE_VOCAB_SIZE}, {rules}"
+            )
 
     def test_temperature_divides_the_logits(self) -> None:
-        """Temperatures 0.5 and 1.7."""
-        for temperature in (0.5, 1.7):
+        """Temperatures 0.5, 1.7, and one that makes all ids equally likely."""
+        for temperature in (0.5, 1.7, 1e6):
             self._require(self.random_logits(1, seed=1)[0], Rules(temperature=temperature), f"temperature {temperature}")
 
     def test_top_k_keeps_the_most_likely(self) -> None:
@@ -118,22 +130,35 @@ class SamplerRuleCases(SamplerKit):
             drawn = self.draws(logits, rules, edits=Edits(after=lift))
             expected = distribution(truth, Rules(top_k=rules.top_k, top_p=rules.top_p))
             require_distribution(drawn, expected, f"edits after temperature, {rules}")
-        found = self.ids(self.make_sampler(4), logits.expand(2, -1), GREEDY, edits=Edits(after=_reverse))
-        require(found == [0, 0], "greedy rows must not heed edits after temperature")
+        edits = Edits(after=_reverse)
+        found = self.ids(self.make_sampler(4), logits.expand(3, -1), [GREEDY, Rules(temperature=0.1), GREEDY], edits=edits)
+        require(found == [0, 3, 0], f"edits after temperature are for the random row alone: {found}, not [0, 3, 0]")
+        calls = [call[1:] for call in edits.seen if call[0] == "after_temperature"]
+        require(calls == [(torch.float32, (3, 4))], f"after_temperature got {calls}, not once all rows in float32")
 
     def test_metadata_is_not_changed(self) -> None:
         """The engine keeps it from step to step."""
-        rules = [GREEDY, Rules(top_k=3, top_p=0.4, min_p=0.1, temperature=0.6)]
-        metadata = self.metadata(rules, VOCAB_SIZE)
-        before = {name: getattr(metadata, name).clone() for name in ("temperature", "top_k", "top_p", "min_p")}
+        rules = [GREEDY, Rules(top_k=3, top_p=0.4, min_p=0.1, temperature=0.6, seed=5)]
+        metadata = self.metadata(rules, VOCAB_SIZE, num_logprobs=2)
+        kept = metadata.select(torch.arange(2, device=self.device_name))
         sampler = self.make_sampler()
-        for _ in range(3):
-            self.sample(sampler, self.random_logits(2), rules)
-        from slotwise.interfaces.sampler import SampleRequest
+        for step in range(3):
+            logits = self.random_logits(2, seed=step).to(self.device_name)
+            sampler.sample(SampleRequest(logits=logits, metadata=metadata, positions=[step, step]))
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            require(torch.equal(getattr(metadata, name), getattr(kept, name)), f"SamplingMetadata.{name} was changed")
+        require(dict(metadata.seeds) == dict(kept.seeds), "SamplingMetadata.seeds was changed")
 
-        sampler.sample(SampleRequest(logits=self.random_logits(2).to(self._device()), metadata=metadata, positions=[1, 1]))
-        for name, value in before.items():
-            require(torch.equal(getattr(metadata, name), value), f"SamplingMetadata.{name} was changed")
+    def test_output_has_the_promised_form(self) -> None:
+        """Shapes and dtypes of ids, logprobs and ranks, on the sampler's device."""
+        for rules in (GREEDY, Rules(), [GREEDY, Rules(), Rules(top_k=2)]):
+            output = self.sample(self.make_sampler(), self.random_logits(3), rules, num_logprobs=2)
+            require_tensor(output.token_ids, (3, 1), torch.int64, self.device_name, "token_ids")
+            require(output.logprobs is not None, "num_logprobs 2 gave no logprobs")
+            assert output.logprobs is not None
+            require_tensor(output.logprobs.token_ids, (3, 3), torch.int64, self.device_name, "logprobs.token_ids")
+            require_tensor(output.logprobs.logprobs, (3, 3), torch.float32, self.device_name, "logprobs.logprobs")
+            require_tensor(output.logprobs.ranks, (3,), torch.int64, self.device_name, "logprobs.ranks")
 
     def _require(self, logits: torch.Tensor, rules: Rules, what: str) -> None:
         require_distribution(self.draws(logits, rules), distribution(logits, rules), what)

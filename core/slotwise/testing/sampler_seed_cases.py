@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from slotwise.testing.sampler_kit import GREEDY, VOCAB_SIZE, Drafts, SamplerKit
+from slotwise.testing.sampler_arguments import Drafts
+from slotwise.testing.sampler_kit import GREEDY, VOCAB_SIZE, SamplerKit
 from slotwise.testing.sampler_truth import Rules, distribution, require_distribution
 from slotwise.testing.verdicts import require
 
@@ -67,6 +68,26 @@ class SamplerSeedCases(SamplerKit):
         first, same, other = (self.ids(self.make_sampler(500, seed=seed), logits, Rules()) for seed in (5, 5, 6))
         require(first == same, "two samplers of one seed drew different ids")
         require(first != other, "two samplers of different seeds drew the same ids")
+
+    def test_sampled_drafts_depend_on_nobody_else(self) -> None:
+        """A request with a seed and sampled drafts gets the same tokens in any place, beside any others."""
+        self.require_claim("per_request_seeds")
+        self.require_claim("speculative")
+        mine, others = self.random_logits(3, seed=47), self.random_logits(8, seed=48)
+        q = self.random_logits(4, seed=49).softmax(dim=1)
+        for drafts in ([1, 2], [30, 4]):
+            alone, *_ = self.sample(
+                self.make_sampler(), mine, SEEDED, positions=[5, 6, 7], drafts=Drafts([drafts], [q[:2]])
+            ).token_ids.tolist()
+            sampler = self.make_sampler(seed=9)
+            for company in (Rules(), Rules(seed=7), GREEDY):
+                for before in (0, 1, 2):
+                    logits = torch.cat((others[: 2 * before], mine, others[2 * before : 4]))
+                    both = Drafts([*[[3]] * before, drafts, *[[3]] * (2 - before)], [*[q[3:]] * before, q[:2], *[q[3:]] * (2 - before)])
+                    positions = [1, 2] * before + [5, 6, 7] + [1, 2] * (2 - before)
+                    rules = [company] * before + [SEEDED] + [company] * (2 - before)
+                    found = self.sample(sampler, logits, rules, positions=positions, drafts=both).token_ids[before].tolist()
+                    require(found == alone, f"drafts {drafts} gave {alone} alone, but {found} in place {before} beside {company}")
 
     def test_drafts_do_not_change_what_a_seed_gives(self) -> None:
         """Certain drafts: the tokens are those of plain steps at their positions."""

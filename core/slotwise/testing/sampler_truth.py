@@ -58,6 +58,15 @@ def distribution(logits: npt.ArrayLike, rules: Rules) -> FloatArray:
     return normed
 
 
+def groups_by_rank(expected: FloatArray, num_groups: int) -> npt.NDArray[np.int64]:
+    """[vocab_size] int64, the group of each id: the most likely ids first, groups of about the same probability. For vocabularies of which
+    most ids never come."""
+    order = np.argsort(-expected, kind="stable")
+    found = np.empty(len(expected), dtype=np.int64)
+    found[order] = np.minimum(np.cumsum(expected[order]) * num_groups, num_groups - 1).astype(np.int64)
+    return found
+
+
 def require_distribution(ids: npt.ArrayLike, expected: FloatArray, what: str) -> None:
     """Chi-square test of drawn ids. Source: Pearson, 1900; its distribution by Wilson and Hilferty, 1931."""
     drawn = np.asarray(ids)

@@ -1,10 +1,34 @@
-"""Record of the built-in model component. Imports no torch."""
+"""Records of the built-in model components. Imports no torch."""
 
 from __future__ import annotations
 
 from slotwise.interfaces.model import ModelCapabilities
 from slotwise.plugin.component import Component
 from slotwise.plugin.hookspecs import hookimpl
+from slotwise_plugins.models.fused.families import FAMILIES
+
+
+class Fused:
+    """Entry point `fused`."""
+
+    @staticmethod
+    @hookimpl
+    def slotwise_component() -> Component:
+        return Component(
+            slot="model",
+            name="fused",
+            implementation="slotwise_plugins.models.fused.decoder:FusedModel",
+            api=">=1.3,<2",
+            summary="Llama-like decoders in one flat loop: packed matrices, fused element-wise kernels.",
+            capabilities=ModelCapabilities(
+                architectures=tuple(FAMILIES),
+                devices=("cpu", "cuda"),
+                dtypes=("float32", "bfloat16"),
+                uses_linear=True,
+                preference={"cpu": 50},
+            ),
+            requires=("transformers>=5.17",),
+        )
 
 
 class Transformers:

@@ -56,7 +56,7 @@ def test_layers_the_engine_cannot_feed_are_refused_though_backends_serve_them(
 
     monkeypatch.setattr(TransformersModel, "attention_layers", property(cross))
     with pytest.raises(ModelLoadError, match="decoder-only"):
-        plan(attention="reference")
+        plan(attention="reference", **{"model.use": "transformers"})
 
 
 def test_the_model_learns_the_engines_limit(plan: Callable[..., EnginePlan]) -> None:

@@ -3,10 +3,7 @@
 #include <stdlib.h>
 
 #include "elements.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include "pool.h"
 
 #define ROWS_PER_TILE 32
 
@@ -111,6 +108,27 @@ static void whole_tile(const struct attend_args *args, struct tile tile, float *
     finish(args, &tile, &all, (float *)scratch);
 }
 
+/* What the threads of one call share. */
+struct attend_job {
+    const struct attend_args *args;
+    const struct tile *tiles;
+    float *parts, *sums;
+    char *scratch;
+    int64_t num_split_items, part_size, sums_size, scratch_size;
+    int group;
+};
+
+static void attend_item(void *context, int64_t item, int thread) {
+    const struct attend_job *job = context;
+    char *mine = job->scratch + thread * job->scratch_size;
+    if (item < job->num_split_items) {
+        struct partial part = partial_at(job->parts + item * job->part_size, job->group);
+        best()->tile(job->args, &job->tiles[item], &part, mine);
+    } else {
+        whole_tile(job->args, job->tiles[item], job->sums + thread * job->sums_size, mine);
+    }
+}
+
 /* 0, or 1 if memory ran out. */
 int slotwise_attend(const struct attend_args *args) {
     int group = args->num_heads / args->num_kv_heads, value_dim = padded(args->value_dim);
@@ -147,21 +165,8 @@ int slotwise_attend(const struct attend_args *args) {
                 tiles[count++] = (struct tile){row, first, tokens, head, -1};
             }
     }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
-    for (int64_t i = 0; i < count; i++) {
-#ifdef _OPENMP
-        int thread = omp_get_thread_num();
-#else
-        int thread = 0;
-#endif
-        char *mine = scratch + thread * scratch_size;
-        if (i < num_split_items) {
-            struct partial part = partial_at(parts + i * part_size, group);
-            best()->tile(args, &tiles[i], &part, mine);
-        } else {
-            whole_tile(args, tiles[i], sums + thread * largest, mine);
-        }
-    }
+    struct attend_job job = {args, tiles, parts, sums, scratch, num_split_items, part_size, largest, scratch_size, group};
+    slotwise_run(num_threads, count, attend_item, &job);
     /* Parts of single tokens, in the order of their keys; a row without keys has none and becomes 0. */
     int64_t at = 0;
     for (int row = 0; row < args->num_rows; row++) {
@@ -184,11 +189,15 @@ int slotwise_attend(const struct attend_args *args) {
     return 0;
 }
 
+#define TOKENS_PER_CHUNK 16
+
+static void write_chunk(void *context, int64_t chunk, int thread) {
+    const struct write_args *args = context;
+    int64_t first = chunk * TOKENS_PER_CHUNK, last = first + TOKENS_PER_CHUNK;
+    (void)thread;
+    best()->write(args, first, last < args->num_tokens ? last : args->num_tokens);
+}
+
 void slotwise_write(const struct write_args *args) {
-    int64_t per_thread = (args->num_tokens + args->num_threads - 1) / args->num_threads;
-#pragma omp parallel for schedule(static, 1) num_threads(args->num_threads) if (args->num_tokens >= 16)
-    for (int thread = 0; thread < args->num_threads; thread++) {
-        int64_t first = thread * per_thread, last = first + per_thread;
-        best()->write(args, first, last < args->num_tokens ? last : args->num_tokens);
-    }
+    slotwise_run(args->num_threads, (args->num_tokens + TOKENS_PER_CHUNK - 1) / TOKENS_PER_CHUNK, write_chunk, (void *)args);
 }

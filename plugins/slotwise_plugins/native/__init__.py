@@ -1,0 +1,1 @@
+"""Dense kernels in C: products with packed matrices, norms, rotary embedding, gated activations."""

@@ -1,0 +1,74 @@
+/* What Python hands to the dense kernels, field by field as in `records.py`, and what the variants of them offer to `dispatch.c`. */
+#ifndef SLOTWISE_DENSE_H
+#define SLOTWISE_DENSE_H
+
+#include <stdint.h>
+
+#define SLOTWISE_DENSE_ABI_VERSION 1
+#define PANEL 16 /* output features side by side in memory */
+#define GROUP 32 /* inputs that share a scale in the quantised kinds */
+
+enum element { ELEMENT_F32, ELEMENT_BF16, ELEMENT_F16 };
+enum kind { KIND_F32, KIND_BF16, KIND_U8, KIND_U4 };
+enum activation { ACTIVATION_SILU, ACTIVATION_GELU_TANH, ACTIVATION_GELU };
+
+/* y = x w^T + bias, or y += that.
+   Weights are cut into panels of 16 output features, padded with zeros. Within a panel, input by input:
+     F32   [k][16] float          BF16  [k / 2][16][2] bfloat16
+     U8    [k / 4][16][4] uint8   U4    [k / 8][16][4] uint8, whose low halves are inputs 8i .. 8i + 3, and high halves 8i + 4 .. 8i + 7
+   A quantised weight is scale * (code - zero), or scale * code + offset; scales and offsets are [panel][k / 32][16] float16. */
+struct linear_args {
+    const void *x, *weights, *scales, *offsets, *bias;
+    void *y, *scratch; /* scratch: slotwise_linear_scratch() bytes */
+    int64_t x_stride, y_stride; /* elements from row to row */
+    int32_t num_rows, num_outputs, num_inputs; /* num_inputs: before padding */
+    int32_t kind, x_type, y_type, adds, num_threads;
+    float zero;
+};
+
+/* out = x / rms(x) * weight, and out += that if `adds` (float32 only). */
+struct norm_args {
+    const void *x;
+    const float *weight;
+    void *out;
+    int64_t x_stride, out_stride;
+    int32_t num_rows, size, x_type, out_type, adds, num_threads;
+    float eps;
+};
+
+/* Rows of query, key and value heads side by side. Query and key heads are normalised if their weights are given, then their first
+   2 * half elements are rotated by pairs (i, i + half); everything is written in `out_type`. */
+struct rope_args {
+    const float *qkv;
+    const float *cos, *sin; /* [positions][half] */
+    const float *query_norm, *key_norm; /* [head_dim], or null */
+    const int64_t *positions;
+    void *out;
+    int64_t qkv_stride, out_stride;
+    int32_t num_rows, num_heads, num_kv_heads, head_dim, half, out_type, num_threads;
+    float eps;
+};
+
+/* out = activation(x[0 .. size - 1]) * x[size .. 2 size - 1] */
+struct gate_args {
+    const float *x;
+    void *out;
+    int64_t x_stride, out_stride;
+    int32_t num_rows, size, out_type, activation, num_threads;
+};
+
+int64_t slotwise_linear_scratch(const struct linear_args *args);
+
+#define DECLARE_VARIANT(name)                                                                                  \
+    void slotwise_prepare_##name(const struct linear_args *, int64_t first, int64_t end);                      \
+    void slotwise_panels_##name(const struct linear_args *, int64_t first, int64_t end);                       \
+    void slotwise_norm_##name(const struct norm_args *, int64_t first, int64_t end);                           \
+    void slotwise_rope_##name(const struct rope_args *, int64_t first, int64_t end);                           \
+    void slotwise_gate_##name(const struct gate_args *, int64_t first, int64_t end);
+
+DECLARE_VARIANT(baseline)
+DECLARE_VARIANT(avx2)
+DECLARE_VARIANT(avx512)
+DECLARE_VARIANT(avx512dot)
+
+#endif

@@ -1,0 +1,285 @@
+/* Matrix products of a few rows with panels of 16 output features. Compiled once for each instruction set.
+
+   Each output has one accumulator to which its inputs are added in their order, however many rows and panels are computed together; so a
+   row's result does not depend on its company. Quantised kinds multiply integers exactly and add up the groups in float32. */
+#include <math.h>
+
+#include "formats.h"
+#include "vector.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#define JOIN2(a, b) a##b
+#define JOIN(a, b) JOIN2(a, b)
+#define NAME(stem) JOIN(stem, VARIANT)
+#define V (PANEL / WIDTH)
+#define INLINE static inline __attribute__((always_inline))
+#define ROWS_PER_BLOCK 64 /* whose prepared inputs stay in the cache while all panels pass */
+#define HALF_RANGE 127.0f
+
+typedef _Float16 half_vec __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
+
+/* Spelled out, because the compiler fuses now in one place and now in another, and rows would depend on their company. */
+INLINE vec multiply_add(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+/* -- inputs -- */
+
+static int64_t padded_inputs(const struct linear_args *args) {
+    int unit = args->kind == KIND_F32 ? 1 : args->kind == KIND_BF16 ? 2 : GROUP;
+    return (args->num_inputs + unit - 1) / unit * unit;
+}
+
+/* Bytes of one prepared row: elements, then per group its scale and its sum of codes. */
+static int64_t row_bytes(const struct linear_args *args) {
+    int64_t k = padded_inputs(args);
+    if (args->kind == KIND_U8 || args->kind == KIND_U4) return k + k / GROUP * 8;
+    return k * 4;
+}
+
+int64_t NAME(slotwise_row_bytes_)(const struct linear_args *args) { return row_bytes(args); }
+
+static void quantise(float *values, int64_t k, char *out) {
+    int8_t *codes = (int8_t *)out;
+    float *scales = (float *)(out + k);
+    int32_t *sums = (int32_t *)(scales + k / GROUP);
+    for (int64_t group = 0; group < k / GROUP; group++) {
+        float high = 0.0f;
+        const float *in = values + group * GROUP;
+        for (int i = 0; i < GROUP; i++) high = fabsf(in[i]) > high ? fabsf(in[i]) : high;
+        int is_finite = high < INFINITY;
+        for (int i = 0; i < GROUP; i++) is_finite &= in[i] == in[i];
+        float factor = high > 0.0f && is_finite ? HALF_RANGE / high : 0.0f;
+        int32_t sum = 0;
+        for (int i = 0; i < GROUP; i++) {
+            int32_t code = is_finite ? (int32_t)lrintf(in[i] * factor) : 0;
+            codes[group * GROUP + i] = (int8_t)code;
+            sum += code;
+        }
+        scales[group] = is_finite ? high / HALF_RANGE : NAN; /* what is not a number stays none */
+        sums[group] = is_finite ? sum : 1;
+    }
+}
+
+void NAME(slotwise_prepare_)(const struct linear_args *args, int64_t first, int64_t end) {
+    int64_t k = padded_inputs(args), bytes = row_bytes(args);
+    float values[k];
+    for (int64_t row = first; row < end; row++) {
+        const char *in = (const char *)args->x + row * args->x_stride * element_bytes(args->x_type);
+        char *out = (char *)args->scratch + row * bytes;
+        read_row(in, args->x_type, args->num_inputs, values);
+        for (int64_t i = args->num_inputs; i < k; i++) values[i] = 0.0f;
+        if (args->kind == KIND_U8 || args->kind == KIND_U4) {
+            quantise(values, k, out);
+        } else if (args->kind == KIND_BF16) {
+#if defined(__AVX512BF16__)
+            for (int64_t i = 0; i < k; i++) ((uint16_t *)out)[i] = bf16_of_float(values[i]);
+#else
+            for (int64_t i = 0; i < k; i++) ((float *)out)[i] = float_of_bf16(bf16_of_float(values[i]));
+#endif
+        } else {
+            for (int64_t i = 0; i < k; i++) ((float *)out)[i] = values[i];
+        }
+    }
+}
+
+/* -- products: sum[panel][row][vector] += weights of P panels * R prepared rows -- */
+
+INLINE void product_f32(const float *w, int64_t panel, const char *x, int64_t bytes, int64_t k, int P, int R, vec sum[P][R][V]) {
+    for (int64_t i = 0; i < k; i++)
+        for (int p = 0; p < P; p++)
+            for (int v = 0; v < V; v++) {
+                vec weight = load(w + p * panel + i * PANEL + v * WIDTH);
+                for (int r = 0; r < R; r++) sum[p][r][v] = multiply_add(weight, splat(((const float *)(x + r * bytes))[i]), sum[p][r][v]);
+            }
+}
+
+INLINE void product_bf16(const uint16_t *w, int64_t panel, const char *x, int64_t bytes, int64_t k, int P, int R, vec sum[P][R][V]) {
+    for (int64_t i = 0; i < k / 2; i++)
+        for (int p = 0; p < P; p++)
+            for (int v = 0; v < V; v++) {
+                const uint16_t *at = w + p * panel + (i * PANEL + v * WIDTH) * 2;
+#if defined(__AVX512BF16__)
+                __m512bh weight = (__m512bh)_mm512_loadu_si512(at);
+                for (int r = 0; r < R; r++) {
+                    __m512bh input = (__m512bh)_mm512_set1_epi32(((const int32_t *)(x + r * bytes))[i]);
+                    sum[p][r][v] = (vec)_mm512_dpbf16_ps((__m512)sum[p][r][v], weight, input);
+                }
+#else
+                ivec both = *(const ivec *)at;
+                vec even = (vec)(both << 16), odd = (vec)(both & (int32_t)0xffff0000);
+                for (int r = 0; r < R; r++) {
+                    const float *in = (const float *)(x + r * bytes) + 2 * i;
+                    sum[p][r][v] = multiply_add(even, splat(in[0]), sum[p][r][v]);
+                    sum[p][r][v] = multiply_add(odd, splat(in[1]), sum[p][r][v]);
+                }
+#endif
+            }
+}
+
+/* sum of four products of an unsigned byte of each lane with a signed byte that all lanes share, added to `sum` */
+INLINE ivec dot4(ivec sum, ivec bytes, int32_t four) {
+#if defined(__AVX512VNNI__)
+    return (ivec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)bytes, _mm512_set1_epi32(four));
+#else
+    int32_t a = (int8_t)four, b = (int8_t)(four >> 8), c = (int8_t)(four >> 16), d = (int8_t)(four >> 24);
+    int32_t ac = (a & 0xffff) | (int32_t)((uint32_t)c << 16), bd = (b & 0xffff) | (int32_t)((uint32_t)d << 16);
+    ivec even = bytes & 0x00ff00ff, odd = (bytes >> 8) & 0x00ff00ff;
+#if defined(__AVX512BW__)
+    sum += (ivec)_mm512_madd_epi16((__m512i)even, _mm512_set1_epi32(ac));
+    return sum + (ivec)_mm512_madd_epi16((__m512i)odd, _mm512_set1_epi32(bd));
+#elif defined(__AVX2__)
+    sum += (ivec)_mm256_madd_epi16((__m256i)even, _mm256_set1_epi32(ac));
+    return sum + (ivec)_mm256_madd_epi16((__m256i)odd, _mm256_set1_epi32(bd));
+#elif defined(__SSE2__)
+    sum += (ivec)_mm_madd_epi16((__m128i)even, _mm_set1_epi32(ac));
+    return sum + (ivec)_mm_madd_epi16((__m128i)odd, _mm_set1_epi32(bd));
+#else
+    (void)ac;
+    (void)bd;
+    return sum + (even & 0xffff) * a + (odd & 0xffff) * b + (even >> 16) * c + (odd >> 16) * d;
+#endif
+#endif
+}
+
+INLINE vec half_load(const void *at) { return __builtin_convertvector(*(const half_vec *)at, vec); }
+
+INLINE void product_codes(const struct linear_args *args, int64_t first_panel, const char *x, int64_t bytes, int64_t k, int is_u4, int P, int R,
+                          vec sum[P][R][V]) {
+    int64_t groups = k / GROUP, panel = is_u4 ? k / 2 * PANEL : k * PANEL;
+    const uint8_t *w = (const uint8_t *)args->weights + first_panel * panel;
+    int32_t zero = args->offsets ? 0 : (int32_t)args->zero;
+    for (int64_t group = 0; group < groups; group++)
+        for (int p = 0; p < P; p++)
+            for (int v = 0; v < V; v++) {
+                ivec exact[R];
+                for (int r = 0; r < R; r++)
+                    exact[r] = (ivec){0} - zero * ((const int32_t *)(x + r * bytes + k + groups * 4))[group];
+                if (is_u4) {
+                    const uint8_t *at = w + p * panel + group * (GROUP / 2 * PANEL) + v * WIDTH * 4;
+                    for (int i = 0; i < GROUP / 8; i++) {
+                        ivec both = *(const ivec *)(at + i * PANEL * 4);
+                        ivec low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
+                        for (int r = 0; r < R; r++) {
+                            const int32_t *in = (const int32_t *)(x + r * bytes + group * GROUP) + 2 * i;
+                            exact[r] = dot4(dot4(exact[r], low, in[0]), high, in[1]);
+                        }
+                    }
+                } else {
+                    const uint8_t *at = w + p * panel + group * (GROUP * PANEL) + v * WIDTH * 4;
+                    for (int i = 0; i < GROUP / 4; i++) {
+                        ivec four = *(const ivec *)(at + i * PANEL * 4);
+                        for (int r = 0; r < R; r++)
+                            exact[r] = dot4(exact[r], four, ((const int32_t *)(x + r * bytes + group * GROUP))[i]);
+                    }
+                }
+                int64_t place = ((first_panel + p) * groups + group) * PANEL + v * WIDTH;
+                vec scale = half_load((const _Float16 *)args->scales + place);
+                vec offset = args->offsets ? half_load((const _Float16 *)args->offsets + place) : splat(0.0f);
+                for (int r = 0; r < R; r++) {
+                    float x_scale = ((const float *)(x + r * bytes + k))[group];
+                    sum[p][r][v] = multiply_add(__builtin_convertvector(exact[r], vec), scale * splat(x_scale), sum[p][r][v]);
+                    if (args->offsets) {
+                        int32_t x_sum = ((const int32_t *)(x + r * bytes + k + groups * 4))[group];
+                        sum[p][r][v] = multiply_add(offset, splat(x_scale * (float)x_sum), sum[p][r][v]);
+                    }
+                }
+            }
+}
+
+/* -- outputs -- */
+
+INLINE void put(const struct linear_args *args, int64_t first_panel, int64_t row, int P, int R, vec sum[P][R][V]) {
+    for (int p = 0; p < P; p++) {
+        int64_t output = (first_panel + p) * PANEL;
+        int64_t count = args->num_outputs - output < PANEL ? args->num_outputs - output : PANEL;
+        for (int r = 0; r < R; r++) {
+            float values[PANEL];
+            for (int v = 0; v < V; v++) store(values + v * WIDTH, sum[p][r][v]);
+            if (args->bias)
+                for (int64_t i = 0; i < count; i++) values[i] += ((const float *)args->bias)[output + i];
+            char *y = (char *)args->y + ((row + r) * args->y_stride + output) * element_bytes(args->y_type);
+            if (args->adds) {
+                float before[PANEL];
+                read_row(y, args->y_type, count, before);
+                for (int64_t i = 0; i < count; i++) values[i] += before[i];
+            }
+            write_row(values, args->y_type, count, y);
+        }
+    }
+}
+
+INLINE void block(const struct linear_args *args, int kind, int64_t first_panel, int64_t row, int P, int R) {
+    int64_t k = padded_inputs(args), bytes = row_bytes(args);
+    const char *x = (const char *)args->scratch + row * bytes;
+    vec sum[P][R][V];
+    for (int p = 0; p < P; p++)
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) sum[p][r][v] = splat(0.0f);
+    if (kind == KIND_F32) product_f32((const float *)args->weights + first_panel * k * PANEL, k * PANEL, x, bytes, k, P, R, sum);
+    if (kind == KIND_BF16) product_bf16((const uint16_t *)args->weights + first_panel * k * PANEL, k * PANEL, x, bytes, k, P, R, sum);
+    if (kind == KIND_U8) product_codes(args, first_panel, x, bytes, k, 0, P, R, sum);
+    if (kind == KIND_U4) product_codes(args, first_panel, x, bytes, k, 1, P, R, sum);
+    put(args, first_panel, row, P, R, sum);
+}
+
+/* Panels first .. end - 1 for rows `row` .. `last - 1`: many rows at a time where there are many, else many panels, so that there are
+   always several independent sums under way. */
+INLINE void rows_of_kind(const struct linear_args *args, int kind, int64_t first, int64_t end, int64_t row, int64_t last) {
+    const int many = WIDTH == 16 ? 8 : 4, pair = WIDTH == 16 ? 2 : 1;
+    for (; row + many <= last; row += many) {
+        int64_t panel = first;
+        for (; panel + pair <= end; panel += pair) {
+            if (WIDTH == 16) block(args, kind, panel, row, 2, 8);
+            else block(args, kind, panel, row, 1, 4);
+        }
+        for (; panel < end; panel++) {
+            if (WIDTH == 16) block(args, kind, panel, row, 1, 8);
+            else block(args, kind, panel, row, 1, 4);
+        }
+    }
+    if (WIDTH == 16 && row + 4 <= last) {
+        int64_t panel = first;
+        for (; panel + 2 <= end; panel += 2) block(args, kind, panel, row, 2, 4);
+        for (; panel < end; panel++) block(args, kind, panel, row, 1, 4);
+        row += 4;
+    }
+    for (; row + 2 <= last; row += 2) {
+        int64_t panel = first;
+        for (; panel + 2 <= end; panel += 2) block(args, kind, panel, row, 2, 2);
+        for (; panel < end; panel++) block(args, kind, panel, row, 1, 2);
+    }
+    if (row < last) {
+        int64_t panel = first;
+        for (; panel + 4 <= end; panel += 4) block(args, kind, panel, row, 4, 1);
+        for (; panel < end; panel++) block(args, kind, panel, row, 1, 1);
+    }
+}
+
+#define OF_KIND(name, kind)                                                                                                         \
+    static __attribute__((noinline)) void name(const struct linear_args *args, int64_t first, int64_t end, int64_t row, int64_t last) { \
+        rows_of_kind(args, kind, first, end, row, last);                                                                            \
+    }
+OF_KIND(rows_f32, KIND_F32)
+OF_KIND(rows_bf16, KIND_BF16)
+OF_KIND(rows_u8, KIND_U8)
+OF_KIND(rows_u4, KIND_U4)
+
+void NAME(slotwise_panels_)(const struct linear_args *args, int64_t first, int64_t end) {
+    for (int64_t row = 0; row < args->num_rows; row += ROWS_PER_BLOCK) {
+        int64_t last = row + ROWS_PER_BLOCK < args->num_rows ? row + ROWS_PER_BLOCK : args->num_rows;
+        if (args->kind == KIND_F32) rows_f32(args, first, end, row, last);
+        if (args->kind == KIND_BF16) rows_bf16(args, first, end, row, last);
+        if (args->kind == KIND_U8) rows_u8(args, first, end, row, last);
+        if (args->kind == KIND_U4) rows_u4(args, first, end, row, last);
+    }
+}
