@@ -105,7 +105,7 @@ def build(library: Library, target: Path) -> bool:
 
 def _compile(library: Library, compiler: str, variants: list[str], folder: Path, target: Path) -> None:
     includes = [f"-I{path}" for path in (library.kernels, *library.includes)]
-    jobs = []
+    jobs: list[tuple[str | Path, ...]] = []
     for name in variants:
         flags = (*FLAGS, *includes, *VARIANTS[name], f"-DVARIANT={name}")
         for source in library.sources:

@@ -50,6 +50,7 @@ class CpuAttention(AttentionBackend):
     def __init__(self, setup: AttentionSetup) -> None:
         super().__init__(setup)
         self.kernels = load_kernels()
+        self._layers: dict[int, BoundLayer] = {}
 
     def build_metadata(self, request: MetadataRequest) -> StepMetadata:
         common = request.common
@@ -70,31 +71,17 @@ class CpuAttention(AttentionBackend):
         return replace(metadata, common=replace(metadata.common, block_table=block_table, slot_mapping=slot_mapping))
 
     def write_kv(self, write: KVWrite) -> None:
-        layer, cache = write.layer, write.kv_cache
+        bound = self._bound(write.layer, write.kv_cache)
         key, value = _contiguous_heads(write.key), None if write.value is None else _contiguous_heads(write.value)
-        key_cache, value_cache = _cache_views(layer, cache)
-        is_plain = key.dtype == cache.dtype
+        is_plain = key.dtype == write.kv_cache.dtype
         assert not is_plain or (write.k_scale == 1.0 and write.v_scale == 1.0), "only quantised caches have scales"
-        args = WriteArgs(
-            key=address(key),
-            value=address(value),
-            key_cache=KVView.of(key_cache),
-            value_cache=KVView.of(value_cache),
-            slots=address(write.slot_mapping),
-            key_token_stride=key.stride(0),
-            key_head_stride=key.stride(1),
-            value_token_stride=0 if value is None else value.stride(0),
-            value_head_stride=0 if value is None else value.stride(1),
-            num_tokens=key.shape[0],
-            num_kv_heads=layer.num_kv_heads,
-            head_dim=layer.head_dim,
-            block_size=key_cache.shape[1],
-            source_type=ELEMENT_TYPES[key.dtype],
-            kv_type=ELEMENT_TYPES[cache.dtype],
-            num_threads=torch.get_num_threads(),
-            k_scale=write.k_scale,
-            v_scale=write.v_scale,
-        )
+        args = bound.write
+        args.key, args.source_type = key.data_ptr(), ELEMENT_TYPES[key.dtype]
+        args.num_tokens, args.key_token_stride, args.key_head_stride = len(key), key.stride(0), key.stride(1)
+        args.value = None if value is None else value.data_ptr()
+        args.value_token_stride, args.value_head_stride = (0, 0) if value is None else value.stride()[:2]
+        args.slots, args.num_threads = write.slot_mapping.data_ptr(), torch.get_num_threads()
+        args.k_scale, args.v_scale = write.k_scale, write.v_scale
         self.kernels.write(args)
 
     def forward(self, call: AttentionCall) -> None:
@@ -110,55 +97,70 @@ class CpuAttention(AttentionBackend):
     def _attend(self, call: AttentionCall, step: StepMetadata) -> None:
         layer, common, query = call.layer, step.common, _contiguous_heads(call.query)
         is_encoder, is_cross = layer.attention_type in (ENCODER, ENCODER_ONLY), layer.attention_type == CROSS
-        key, value = _keys(call, is_encoder=is_encoder)
+        args = (_encoder_layer(call) if is_encoder else self._bound(layer, call.kv_cache)).attend
         num_keys = common.encoder_seq_lens if is_cross else common.seq_lens if is_encoder else step.num_keys
         is_causal = layer.causal and not is_cross
-        args = AttendArgs(
-            query=address(query),
-            output=address(call.output),
-            lse=address(call.lse),
+        args.query, args.query_type = query.data_ptr(), ELEMENT_TYPES[query.dtype]
+        args.query_token_stride, args.query_head_stride = query.stride()[:2]
+        args.output, args.lse = call.output.data_ptr(), address(call.lse)
+        args.query_start_loc, args.seq_lens, args.num_keys = address(common.query_start_loc), address(common.seq_lens), address(num_keys)
+        args.block_table, args.table_stride = None if is_encoder else address(common.block_table), common.block_table.stride(0)
+        args.causal_rows = address(step.causal_rows) if is_causal else None
+        args.mask, args.mask_start = None if is_cross else address(common.custom_mask), address(step.mask_start)
+        args.sinks = address(call.sinks) if common.context_parallel_rank == 0 else None
+        args.alibi_slopes = address(call.alibi_slopes)
+        args.num_rows, args.is_causal = common.num_reqs, is_causal and common.causal is not False
+        args.num_ranks, args.rank = common.context_parallel_size, common.context_parallel_rank
+        args.num_threads = torch.get_num_threads()
+        args.score_scale = layer.scale * (1.0 if is_encoder else call.k_scale)
+        args.value_scale = 1.0 if is_encoder else call.k_scale if layer.is_mla else call.v_scale
+        self.kernels.attend(args)
+
+    def _bound(self, layer: AttentionLayer, cache: torch.Tensor) -> BoundLayer:
+        """The layer's records; made once for each layer and cache."""
+        known = self._layers.get(id(layer))
+        if known is None or known.cache is not cache:
+            known = self._layers[id(layer)] = BoundLayer(layer, cache, *_cache_views(layer, cache))
+        return known
+
+
+class BoundLayer:
+    """Records of the kernels' arguments in which everything is filled in that the layer and its cache decide: filling them in anew for each
+    call would take longer than a short attention."""
+
+    def __init__(self, layer: AttentionLayer, cache: torch.Tensor | None, key: torch.Tensor, value: torch.Tensor) -> None:
+        """key, value: [blocks, tokens, heads, dim]."""
+        self.layer = layer  # kept, so that its id stays its own
+        self.cache = cache
+        kv_type, block_size = ELEMENT_TYPES[key.dtype], key.shape[1]
+        self.attend = AttendArgs(
             key=KVView.of(key),
             value=KVView.of(value),
-            query_start_loc=address(common.query_start_loc),
-            seq_lens=address(common.seq_lens),
-            num_keys=address(num_keys),
-            block_table=None if is_encoder else address(common.block_table),
-            causal_rows=address(step.causal_rows) if is_causal else None,
-            mask=None if is_cross else address(common.custom_mask),
-            mask_start=address(step.mask_start),
-            sinks=address(call.sinks) if common.context_parallel_rank == 0 else None,
-            alibi_slopes=address(call.alibi_slopes),
-            query_token_stride=query.stride(0),
-            query_head_stride=query.stride(1),
-            table_stride=common.block_table.stride(0),
-            num_rows=common.num_reqs,
+            kv_type=kv_type,
+            block_size=block_size,
             num_heads=layer.num_heads,
             num_kv_heads=layer.num_kv_heads,
             head_dim=layer.head_dim,
             value_dim=layer.value_dim,
-            block_size=key.shape[1],
-            query_type=ELEMENT_TYPES[query.dtype],
-            kv_type=ELEMENT_TYPES[key.dtype],
-            is_causal=is_causal and common.causal is not False,
             window=layer.sliding_window or 0,
             chunk_len=layer.chunk_len or 0,
-            num_ranks=common.context_parallel_size,
-            rank=common.context_parallel_rank,
-            num_threads=torch.get_num_threads(),
-            score_scale=layer.scale * (1.0 if is_encoder else call.k_scale),
-            value_scale=1.0 if is_encoder else call.k_scale if layer.is_mla else call.v_scale,
             soft_cap=layer.logits_soft_cap or 0.0,
         )
-        self.kernels.attend(args)
+        self.write = WriteArgs(
+            key_cache=KVView.of(key),
+            value_cache=KVView.of(value),
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            block_size=block_size,
+            kv_type=kv_type,
+        )
 
 
-def _keys(call: AttentionCall, *, is_encoder: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V as [blocks, tokens, heads, dim]; an encoder's tokens are one block."""
-    if not is_encoder:
-        return _cache_views(call.layer, call.kv_cache)
-    assert call.key is not None  # encoders bring them
+def _encoder_layer(call: AttentionCall) -> BoundLayer:
+    """An encoder's keys and values are no cache but what it brings: one block."""
+    assert call.key is not None
     assert call.value is not None
-    return _contiguous_heads(call.key)[None], _contiguous_heads(call.value)[None]
+    return BoundLayer(call.layer, None, _contiguous_heads(call.key)[None], _contiguous_heads(call.value)[None])
 
 
 def _cache_views(layer: AttentionLayer, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -51,6 +51,8 @@ class AttentionPart:
     metadata: Any
     slot_mapping: torch.Tensor
     tokens: slice
+    is_whole: bool = False
+    """`tokens` are all of the batch."""
     common_prefix_len: int = 0
     """What `metadata` was built for."""
 
@@ -59,8 +61,8 @@ class AttentionPart:
         self.backend.write_kv(
             KVWrite(
                 layer=bound.layer,
-                key=key[self.tokens],
-                value=None if value is None else value[self.tokens],
+                key=self._cut(key),
+                value=None if value is None else self._cut(value),
                 kv_cache=bound.kv_cache,
                 slot_mapping=self.slot_mapping,
                 k_scale=bound.scales.k,
@@ -83,18 +85,21 @@ class AttentionPart:
         self.backend.forward(
             AttentionCall(
                 layer=bound.layer,
-                query=query[self.tokens],
-                key=None if key is None else key[self.tokens],
-                value=None if value is None else value[self.tokens],
+                query=self._cut(query),
+                key=None if key is None else self._cut(key),
+                value=None if value is None else self._cut(value),
                 kv_cache=bound.kv_cache,
                 metadata=self.metadata,
-                output=output[self.tokens],
+                output=self._cut(output),
                 sinks=sinks,
                 alibi_slopes=alibi_slopes,
                 k_scale=bound.scales.k,
                 v_scale=bound.scales.v,
             )
         )
+
+    def _cut(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows if self.is_whole else rows[self.tokens]
 
 
 class AttentionDispatch:
@@ -127,7 +132,7 @@ class AttentionDispatch:
         if backends.is_split:
             return _split_parts(backends, common, num_common_blocks)
         known = None if twin is None else self._parts[twin][0]
-        return [_part(backends.decode, common, 0, num_common_blocks, known)]
+        return [_part(backends.decode, common, None, num_common_blocks, known)]
 
     def end_step(self) -> None:
         """Drop the step's metadata."""
@@ -185,11 +190,11 @@ def _split_parts(backends: GroupBackends, common: CommonAttentionMetadata, num_c
 def _part(
     backend: AttentionBackend,
     common: CommonAttentionMetadata,
-    first_token: int,
+    first_token: int | None,
     num_common_blocks: int,
     twin: AttentionPart | None = None,
 ) -> AttentionPart:
-    """`twin`: the same rows in another group, whose metadata may be made over."""
+    """first_token: None = the part is the whole batch. `twin`: the same rows in another group, whose metadata may be made over."""
     prefix_len = 0
     # A prefix summed apart is summed in another order: not where rows must not depend on their company.
     if num_common_blocks and backend.capabilities.cascade and not backend.setup.batch_invariant:
@@ -199,4 +204,5 @@ def _part(
         metadata = backend.update_block_table(twin.metadata, common.block_table, common.slot_mapping)
     if metadata is None:
         metadata = backend.build_metadata(MetadataRequest(common=common, common_prefix_len=prefix_len))
-    return AttentionPart(backend, metadata, common.slot_mapping, slice(first_token, first_token + common.num_tokens), prefix_len)
+    tokens = slice(first_token or 0, (first_token or 0) + common.num_tokens)
+    return AttentionPart(backend, metadata, common.slot_mapping, tokens, first_token is None, prefix_len)

@@ -23,39 +23,39 @@ class PanelMatrix(PackedMatrix):
         self._panels = panels
         self._bias = None if bias is None else bias.float().contiguous().clone()
         self._kernels = kernels
+        self._args = LinearArgs(
+            weights=panels.codes.data_ptr(),
+            scales=None if panels.scales is None else panels.scales.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            num_rows=1,
+            num_outputs=self.out_features,
+            num_inputs=self.in_features,
+            kind=panels.kind,
+            y_type=ELEMENT_TYPES[torch.float32],
+            zero=float(panels.zero),
+        )
+        """Filled in anew with each call: making one costs as much as a small product."""
+        self._scratch_per_row = kernels.scratch_bytes(self._args)
 
     @property
     def num_bytes(self) -> int:
         return self._panels.num_bytes + (0 if self._bias is None else self._bias.nbytes)
 
     def multiply(self, x: torch.Tensor, out: torch.Tensor | None = None, *, adds: bool = False) -> torch.Tensor:
+        num_rows, in_features = x.shape
         if out is None:
             assert not adds
-            out = torch.empty(len(x), self.out_features)
-        assert x.shape[1] == self.in_features
-        assert out.shape == (len(x), self.out_features)
-        assert x.stride(1) == out.stride(1) == 1
-        panels = self._panels
-        self._kernels.multiply(
-            LinearArgs(
-                x=x.data_ptr(),
-                weights=panels.codes.data_ptr(),
-                scales=None if panels.scales is None else panels.scales.data_ptr(),
-                bias=None if self._bias is None else self._bias.data_ptr(),
-                y=out.data_ptr(),
-                x_stride=x.stride(0),
-                y_stride=out.stride(0),
-                num_rows=len(x),
-                num_outputs=self.out_features,
-                num_inputs=self.in_features,
-                kind=panels.kind,
-                x_type=ELEMENT_TYPES[x.dtype],
-                y_type=ELEMENT_TYPES[out.dtype],
-                adds=adds,
-                num_threads=torch.get_num_threads(),
-                zero=float(panels.zero),
-            )
-        )
+            out = torch.empty(num_rows, self.out_features)
+        assert in_features == self.in_features
+        assert out.shape == (num_rows, self.out_features)
+        assert out.dtype is torch.float32
+        (x_stride, x_step), (y_stride, y_step) = x.stride(), out.stride()
+        assert x_step == y_step == 1
+        args = self._args
+        args.x, args.x_stride, args.x_type = x.data_ptr(), x_stride, ELEMENT_TYPES[x.dtype]
+        args.y, args.y_stride, args.adds = out.data_ptr(), y_stride, adds
+        args.num_rows, args.num_threads = num_rows, torch.get_num_threads()
+        self._kernels.multiply(args, self._scratch_per_row * num_rows)
         return out
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:

@@ -97,11 +97,15 @@ class DenseKernels:
         """Run another instruction set from now on, in the whole process; for tests."""
         self._library.slotwise_dense_choose(index)
 
-    def multiply(self, args: LinearArgs) -> None:
-        """`linear`, with scratch memory of its own."""
-        needed = self._library.slotwise_linear_scratch(ctypes.byref(args))
-        if self._scratch.numel() < needed:
-            self._scratch = torch.empty(needed, dtype=torch.uint8)
+    def scratch_bytes(self, args: LinearArgs) -> int:
+        """What a product needs; the same for each row."""
+        found: int = self._library.slotwise_linear_scratch(ctypes.byref(args))
+        return found
+
+    def multiply(self, args: LinearArgs, num_bytes: int) -> None:
+        """`linear`, with scratch memory of its own. num_bytes: by `scratch_bytes`."""
+        if self._scratch.numel() < num_bytes:
+            self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
         args.scratch = self._scratch.data_ptr()
         self.linear(ctypes.byref(args))
 

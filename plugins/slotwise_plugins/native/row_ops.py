@@ -73,27 +73,20 @@ class RowOps(ABC):
 
 
 class NativeRowOps(RowOps):
-    """By the dense kernels."""
+    """By the dense kernels. The argument records are filled in anew with each call."""
 
     def __init__(self, kernels: DenseKernels) -> None:
         self._kernels = kernels
+        self._norm, self._rope, self._gate = NormArgs(), RopeArgs(), GateArgs()
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, adds: bool = False) -> None:
-        assert not adds or out.dtype == torch.float32
-        args = NormArgs(
-            x.data_ptr(),
-            weight.data_ptr(),
-            out.data_ptr(),
-            x.stride(0),
-            out.stride(0),
-            len(x),
-            x.shape[1],
-            ELEMENT_TYPES[x.dtype],
-            ELEMENT_TYPES[out.dtype],
-            adds,
-            torch.get_num_threads(),
-            eps,
-        )
+        assert not adds or out.dtype is torch.float32
+        args = self._norm
+        args.x, args.x_stride, args.x_type = x.data_ptr(), x.stride(0), ELEMENT_TYPES[x.dtype]
+        args.out, args.out_stride, args.out_type = out.data_ptr(), out.stride(0), ELEMENT_TYPES[out.dtype]
+        args.weight, args.eps, args.adds = weight.data_ptr(), eps, adds
+        args.num_rows, args.size = x.shape
+        args.num_threads = torch.get_num_threads()
         self._kernels.norm(ctypes.byref(args))
 
     def rope(
@@ -107,39 +100,23 @@ class NativeRowOps(RowOps):
         query_norm: torch.Tensor | None = None,
         key_norm: torch.Tensor | None = None,
     ) -> None:
-        args = RopeArgs(
-            qkv=qkv.data_ptr(),
-            cos=table.cos.data_ptr(),
-            sin=table.sin.data_ptr(),
-            query_norm=None if query_norm is None else query_norm.data_ptr(),
-            key_norm=None if key_norm is None else key_norm.data_ptr(),
-            positions=positions.data_ptr(),
-            out=out.data_ptr(),
-            qkv_stride=qkv.stride(0),
-            out_stride=out.stride(0),
-            num_rows=len(qkv),
-            num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            half=table.half,
-            out_type=ELEMENT_TYPES[out.dtype],
-            num_threads=torch.get_num_threads(),
-            eps=shape.eps,
-        )
+        args = self._rope
+        args.qkv, args.qkv_stride, args.num_rows = qkv.data_ptr(), qkv.stride(0), len(qkv)
+        args.out, args.out_stride, args.out_type = out.data_ptr(), out.stride(0), ELEMENT_TYPES[out.dtype]
+        args.cos, args.sin, args.half = table.cos.data_ptr(), table.sin.data_ptr(), table.half
+        args.positions = positions.data_ptr()
+        args.query_norm = None if query_norm is None else query_norm.data_ptr()
+        args.key_norm = None if key_norm is None else key_norm.data_ptr()
+        args.num_heads, args.num_kv_heads, args.head_dim, args.eps = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.eps
+        args.num_threads = torch.get_num_threads()
         self._kernels.rope(ctypes.byref(args))
 
     def gate(self, x: torch.Tensor, activation: str, out: torch.Tensor) -> None:
-        args = GateArgs(
-            x.data_ptr(),
-            out.data_ptr(),
-            x.stride(0),
-            out.stride(0),
-            len(x),
-            out.shape[1],
-            ELEMENT_TYPES[out.dtype],
-            ACTIVATIONS[activation],
-            torch.get_num_threads(),
-        )
+        args = self._gate
+        args.x, args.x_stride = x.data_ptr(), x.stride(0)
+        args.out, args.out_stride, args.out_type = out.data_ptr(), out.stride(0), ELEMENT_TYPES[out.dtype]
+        args.num_rows, args.size = out.shape
+        args.activation, args.num_threads = ACTIVATIONS[activation], torch.get_num_threads()
         self._kernels.gate(ctypes.byref(args))
 
 
