@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slotwise.cli.rendering import table
+from slotwise_contrib.bench.model_runs import WORKLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
 
     from slotwise_contrib.bench.attention import AttentionResult, ShapeResult
     from slotwise_contrib.bench.command_times import CommandResult
+    from slotwise_contrib.bench.model_runs import ModelResult
     from slotwise_contrib.bench.overhead import OverheadResult
+    from slotwise_contrib.bench.quality import Quality
     from slotwise_contrib.bench.sample_statistics import Distribution
     from slotwise_contrib.bench.sampler import SamplerResult
 
@@ -102,6 +105,36 @@ def sampler_table(result: SamplerResult) -> Table:
     names = [*result.samplers, "transformers"]
     columns = ("setting", "batch", "vocabulary", *(f"{name} us" for name in names), *(f"{name} times as fast" for name in result.samplers))
     return table(columns, rows, title=f"{result.device}, {result.num_threads} threads, medians")
+
+
+def model_tables(result: ModelResult) -> list[Table | str]:
+    """One table per workload, a row per arm."""
+    loads = ", ".join(f"{arm} {seconds:.1f} s" for arm, seconds in result.load_s.items())
+    head = f"{result.model}, {result.num_threads} threads; ready after: {loads}; {result.peak_rss_mib:.0f} MiB with all of them"
+    columns = ("arm", "wall s", "p10-p90", "first token ms", "new tokens/s", "decode tokens/s", "prompt tokens/s")
+    tables: list[Table | str] = [head]
+    for name in dict.fromkeys(times.workload for times in result.times):
+        rows = [
+            (
+                times.arm,
+                f"{times.wall_s.median:.2f}",
+                _spread(times.wall_s, 1),
+                f"{times.first_token_s.median * 1e3:.0f}",
+                f"{times.output_tokens_per_s.median:.1f}",
+                "-" if times.decode_tokens_per_s is None else f"{times.decode_tokens_per_s.median:.1f}",
+                f"{times.prompt_tokens_per_s.median:.0f}",
+            )
+            for times in result.times
+            if times.workload == name
+        ]
+        tables.append(table(columns, rows, title=f"\n{name}: {WORKLOADS[name].title}"))
+    return tables
+
+
+def quality_table(found: Sequence[Quality]) -> Table:
+    """One row per arm."""
+    rows = [(each.arm, f"{each.perplexity:.3f}", f"{each.kl:.5f}", f"{each.top_1_agreement:.4f}") for each in found]
+    return table(("arm", "perplexity", "KL from the first", "same most likely id"), rows)
 
 
 def command_table(results: Sequence[CommandResult]) -> Table:

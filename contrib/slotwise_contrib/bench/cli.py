@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -140,6 +141,71 @@ def sampler(
         write_json(result.to_dict())
     else:
         write(sampler_table(result))
+
+
+ArmOption = Annotated[
+    list[str] | None,
+    typer.Option("--arm", metavar="KEY=VALUE,...", help="Settings of one engine, such as model.dtype=bfloat16,linear=int8. Repeatable."),
+]
+
+
+@app.command()
+def model(
+    *,
+    source: Annotated[str, typer.Option("-m", "--model", metavar="MODEL", help="Directory, .gguf file or known name.")],
+    arms: ArmOption = None,
+    workloads: Annotated[str, typer.Option("--workloads", metavar="NAME,...", help="Of W1, W2, W3, W4.")] = "W1,W2,W3,W4",
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Counted runs of each workload.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Measure whole engines on fixed workloads, in turns: first token, tokens per second, wall time."""
+    from slotwise_contrib.bench.arms import timed_engine
+    from slotwise_contrib.bench.bench_tables import model_tables
+    from slotwise_contrib.bench.model_runs import WORKLOADS, measure
+
+    names = [name.strip() for name in workloads.split(",")]
+    for name in names:
+        if name not in WORKLOADS:
+            raise ConfigError(f"--workloads: given {name!r}; accepted: {', '.join(WORKLOADS)}.")
+    chosen = [WORKLOADS[name] for name in names]
+    engines = {arm or "default": timed_engine(source, arm) for arm in arms or [""]}
+    with _progress("measuring", len(chosen) * (runs + 1), shown=not as_json) as advance:
+        result = measure(source, engines, chosen, num_runs=runs, advance=advance)
+    if as_json:
+        write_json(result.to_dict())
+    else:
+        write(*model_tables(result))
+
+
+@app.command()
+def quality(
+    *,
+    source: Annotated[str, typer.Option("-m", "--model", metavar="MODEL", help="Directory, .gguf file or known name.")],
+    text: Annotated[Path, typer.Option("--text", metavar="FILE", help="What perplexity is measured on.")],
+    arms: ArmOption = None,
+    windows: Annotated[int, typer.Option("--windows", min=1, help="Pieces of the text.")] = 8,
+    window: Annotated[int, typer.Option("--window", min=2, help="Tokens of a piece.")] = 512,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what an arm's weights cost in quality: perplexity, and distance from the first arm."""
+    from slotwise_contrib.bench.arms import engine
+    from slotwise_contrib.bench.bench_tables import quality_table
+    from slotwise_contrib.bench.quality import measure_quality
+
+    engines = {arm or "default": engine(source, arm) for arm in arms or [""]}
+    try:
+        content = text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--text: {text} cannot be read: {error}") from error
+    with _progress("measuring", len(engines), shown=not as_json) as advance:
+        try:
+            found = measure_quality(engines, content, num_windows=windows, window=window, advance=advance)
+        except ValueError as error:
+            raise ConfigError(f"--text: {error}.") from error
+    if as_json:
+        write_json([each.to_dict() for each in found])
+    else:
+        write(quality_table(found))
 
 
 def _three(option: str, text: str) -> tuple[int, int, int]:
