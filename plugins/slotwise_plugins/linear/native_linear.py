@@ -11,8 +11,8 @@ import torch
 
 from slotwise.interfaces.linear import LinearBackend, LinearSetup, PackedMatrix
 from slotwise_plugins.linear import capabilities
-from slotwise_plugins.linear.panels import Panels, pack_dense, pack_quantised, unpack_rows
-from slotwise_plugins.native.library import ELEMENT_TYPES, KIND_U4, KIND_U8, DenseKernels, LinearArgs, load_library
+from slotwise_plugins.linear.panels import Panels, pack_dense, pack_int4, pack_int8, unpack_rows
+from slotwise_plugins.native.library import ELEMENT_TYPES, DenseKernels, LinearArgs, load_library
 
 
 class PanelMatrix(PackedMatrix):
@@ -26,6 +26,7 @@ class PanelMatrix(PackedMatrix):
         self._args = LinearArgs(
             weights=panels.codes.data_ptr(),
             scales=None if panels.scales is None else panels.scales.data_ptr(),
+            offsets=None if panels.offsets is None else panels.offsets.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),
             num_rows=1,
             num_outputs=self.out_features,
@@ -92,16 +93,16 @@ class Int8Linear(NativeLinear):
     capabilities = capabilities.QUANTISED
 
     def panels(self, weight: torch.Tensor) -> Panels:
-        return pack_quantised(_finite(weight), KIND_U8)
+        return pack_int8(_finite(weight))
 
 
 class Int4Linear(NativeLinear):
-    """`int4`: 4.5 bits per weight."""
+    """`int4`: 5 bits per weight."""
 
     capabilities = capabilities.QUANTISED
 
     def panels(self, weight: torch.Tensor) -> Panels:
-        return pack_quantised(_finite(weight), KIND_U4)
+        return pack_int4(_finite(weight))
 
 
 def _finite(weight: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,8 @@ class Int4:
     @staticmethod
     @hookimpl
     def slotwise_component() -> Component:
-        return _native("int4", "Int4Linear", "4 bits and a scale for every 32 weights, multiplied as integers.", capabilities.QUANTISED)
+        summary = "4 bits, a scale and an offset for every 32 weights, multiplied as integers."
+        return _native("int4", "Int4Linear", summary, capabilities.QUANTISED)
 
 
 def _native(name: str, implementation: str, summary: str, claims: LinearCapabilities) -> Component:
