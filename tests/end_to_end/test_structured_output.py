@@ -84,7 +84,8 @@ def params(form: dict[str, Any], **more: Any) -> SamplingParams:
 def test_outputs_have_the_form(tiny: Any, name: str, backend: str) -> None:
     form, holds = FORMS[name]
     if (name, backend) == ("json", "xgrammar"):
-        form = {**form, "json": {**PERSON, "properties": {**PERSON["properties"], "name": {"type": "string", "pattern": "^[a-z]{0,6}$"}}}}
+        properties: dict[str, Any] = {**FORMS["json"][0]["json"]["properties"], "name": {"type": "string", "pattern": "^[a-z]{0,6}$"}}
+        form = {**form, "json": {**PERSON, "properties": properties}}
     llm = tiny.engine(grammar=backend, max_num_seqs=16)
     brief = {token("}"): 4.0, token('"'): 4.0}
     outputs = llm.generate(["hello"] * 8, [params(form, seed=seed, logit_bias=brief) for seed in range(8)], use_tqdm=False)
@@ -103,6 +104,14 @@ def test_a_structural_tag_rules_only_what_follows_its_trigger(llm: LLM) -> None:
     after = [follows for text in texts for follows in text.split("<f>")[1:]]
     assert after
     assert all(re.match(r"\d{1,2}(</f>|(</?f?)?$)|$", follows) for follows in after)
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_names_of_special_tokens_are_text_like_any_other(tiny: Any, backend: str) -> None:
+    llm = tiny.engine(grammar=backend)
+    (output,) = llm.generate("hi", params({"choice": ["<end><end>"]}), use_tqdm=False)
+    assert output.outputs[0].text == "<end><end>"
+    assert output.outputs[0].token_ids == [*(token(letter) for letter in "<end><end>"), END]
 
 
 def test_greedy_and_bias_cannot_leave_the_grammar(llm: LLM) -> None:
@@ -289,6 +298,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ngram": {"proposer": "ngram"},
     "draft_model": {"proposer": {"use": "draft_model", "num_drafts": 3}},
     "preempting": {"block_size": 4, "max_num_seqs": 8, "kv_cache": {"num_blocks": 40}},
+    "pipelined_preempting": {"scheduler": {"async_scheduling": True}, "block_size": 4, "max_num_seqs": 8, "kv_cache": {"num_blocks": 40}},
+    "ngram_preempting": {"proposer": "ngram", "block_size": 4, "max_num_seqs": 8, "kv_cache": {"num_blocks": 40}},
     "chunked": {"max_num_batched_tokens": 8, "max_num_seqs": 8},
     "no_prefix_cache": {"enable_prefix_caching": False},
 }

@@ -1,18 +1,21 @@
 """`llguidance`: grammars as derivatives of expressions and an Earley parser, in Rust.
 
-It refuses the keywords of JSON Schema that it does not implement. What this file does not know: requests, batches, which ids end them.
+It refuses the keywords of JSON Schema that it does not implement. Where only one text can follow, it would allow only the tokens that its
+own tokenizer makes of that text, special ones among them; it is told not to. What this file does not know: requests, batches, which ids
+end them.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from typing import Any
 
 import llguidance
 import llguidance.hf
 import numpy as np
 import torch
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from transformers import PreTrainedTokenizerFast
 
 from slotwise.interfaces.grammar import (
@@ -29,10 +32,19 @@ from slotwise.interfaces.grammar import (
     GrammarSetup,
     GrammarSpec,
 )
+from slotwise_plugins.grammar.deep_stack import on_deep_stack
+from slotwise_plugins.grammar.gbnf import parse_gbnf
+from slotwise_plugins.grammar.gbnf_spellings import lark_of
+from slotwise_plugins.grammar.llguidance_numbers import with_exact_numbers
 from slotwise_plugins.grammar.options import LLGUIDANCE, GrammarOptions
-from slotwise_plugins.grammar.texts import check_expression, check_size, parsed, refuse_dead_end, structures
+from slotwise_plugins.grammar.texts import check_expression, check_size, choices, parsed, refuse_dead_end, schema_of, structures
 
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
+_LISTING = re.compile(r"\s*\d+ \| ")
+_PLACE = re.compile(r"^(at )?\d+\(\d+\): (failed to compile JSON schema: )?")
+_HEADER = '%llguidance {"no_forcing": true}\n'
+_LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000, step_max_items=200_000, verbose_errors=False)
+"""Above the library's own, which 500 optional properties of one object reach; a mask may so take 70 ms at worst."""
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 
@@ -42,55 +54,69 @@ class LlguidanceBackend(GrammarBackend):
     capabilities = LLGUIDANCE
 
     def __init__(self, setup: GrammarSetup) -> None:
-        """Raises GrammarError for a tokenizer that is not a fast one."""
+        """Raises GrammarError for a tokenizer that is not a fast one, or that the library cannot read."""
         super().__init__(setup)
         if not isinstance(setup.tokenizer, PreTrainedTokenizerFast):
             raise GrammarError(f"llguidance needs a fast tokenizer (tokenizer.json), this model has a {type(setup.tokenizer).__name__}")
         self._options = setup.options if isinstance(setup.options, GrammarOptions) else GrammarOptions()
         num_ids = max(setup.vocab_size, max(setup.tokenizer.get_vocab().values()) + 1, setup.end_token_id + 1)
-        self._tokenizer = llguidance.hf.from_tokenizer(setup.tokenizer, n_vocab=num_ids, eos_token=setup.end_token_id)
+        try:
+            self._tokenizer = llguidance.hf.from_tokenizer(setup.tokenizer, n_vocab=num_ids, eos_token=setup.end_token_id)
+        except ValueError as error:
+            raise GrammarError(f"llguidance cannot read this model's tokenizer: {error}") from error
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        check_size(spec, self._options.max_text_bytes)
+        num_bytes = check_size(spec, self._options.max_text_bytes)
+        return on_deep_stack(lambda: self._compiled(spec), num_bytes)
+
+    def _compiled(self, spec: GrammarSpec) -> CompiledGrammar:
         try:
-            grammar = self._grammar(spec)
+            grammar = _HEADER + self._lark(spec)
         except GrammarError:
             raise
-        except (GbnfToLarkError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise GrammarError(str(error) or type(error).__name__) from error
-        except Exception as error:  # its converter of EBNF raises bare exceptions
-            raise GrammarError(f"{error}") from error
-        fault = llguidance.LLMatcher.validate_grammar(grammar, self._tokenizer)
+        fault = llguidance.LLMatcher.validate_grammar(grammar, self._tokenizer, limits=_LIMITS)
         if fault:
-            raise GrammarError(fault)
-        compiled = LlguidanceGrammar(llguidance.LLMatcher(self._tokenizer, grammar, log_level=0), self.setup)
+            raise GrammarError(_without_listing(fault))
+        compiled = LlguidanceGrammar(llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS), self.setup)
         refuse_dead_end(compiled, self.setup.vocab_size)
         return compiled
 
-    def _grammar(self, spec: GrammarSpec) -> str:
-        """In the library's own form."""
-        matcher = llguidance.LLMatcher
+    def _lark(self, spec: GrammarSpec) -> str:
+        """In the library's dialect of Lark, without the header."""
         if spec.kind in (JSON_SCHEMA, JSON_OBJECT):
-            schema = '{"type": "object"}' if spec.kind == JSON_OBJECT else json.dumps(parsed(spec.text))
-            return str(matcher.grammar_from_json_schema(schema, defaults=self._whitespace(spec)))
+            return f"start: %json {self._schema({'type': 'object'} if spec.kind == JSON_OBJECT else parsed(spec.text), spec)}"
         if spec.kind == REGEX:
             check_expression(spec.text)
-            return str(matcher.grammar_from_regex(spec.text))
+            (wrapped,) = json.loads(llguidance.LLMatcher.grammar_from_regex(spec.text))["grammars"]
+            return str(wrapped["lark_grammar"])
         if spec.kind == EBNF:
-            return str(matcher.grammar_from_lark(gbnf_to_lark(spec.text)))
+            return lark_of(parse_gbnf(spec.text))
         if spec.kind == CHOICE:
-            return str(matcher.grammar_from_lark("start: " + " | ".join(json.dumps(choice) for choice in parsed(spec.text))))
+            return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice) for choice in choices(spec.text))
         tags = [
-            llguidance.StructTag(trigger=item.trigger, begin=item.begin, grammar=json.dumps(item.schema), end=item.end)
+            llguidance.StructTag(trigger=item.trigger, begin=item.begin, grammar=self._schema(item.schema, spec), end=item.end)
             for item in structures(spec.text)
         ]
-        return str(matcher.grammar_from_lark(llguidance.StructTag.to_grammar(tags, assume_special=False)))
+        _, _, grammar = llguidance.StructTag.to_grammar(tags, assume_special=False).partition("\n")
+        return grammar
+
+    def _schema(self, schema: Any, spec: GrammarSpec) -> str:
+        """As JSON, with our options for whitespace instead of any that it brings."""
+        return json.dumps({**with_exact_numbers(schema_of(schema)), "x-guidance": self._whitespace(spec)})
 
     def _whitespace(self, spec: GrammarSpec) -> Any:
         if not spec.any_whitespace:
             return dict(_COMPACT)
         most = self._options.max_whitespace
         return {"whitespace_flexible": True} if most is None else {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{0,{most}}}"}
+
+
+def _without_listing(message: str) -> str:
+    """Without the lines of the library's own grammar, and the place in it, `at 2(8): `."""
+    lines = itertools.takewhile(lambda line: not _LISTING.match(line), message.splitlines())
+    return _PLACE.sub("", "\n".join(lines)).strip() or message
 
 
 class LlguidanceGrammar(CompiledGrammar):

@@ -17,4 +17,4 @@ class GrammarOptions(ComponentOptions):
     max_whitespace: int | None = Field(
         None, ge=1, description="JSON: most blanks and newlines in a row where any are allowed; by default no limit."
     )
-    max_text_bytes: int = Field(1_000_000, ge=1, description="Longer schemas, expressions and grammars are refused.")
+    max_text_bytes: int = Field(250_000, ge=1, description="Longer schemas, expressions and grammars are refused.")

@@ -25,8 +25,12 @@ from slotwise.interfaces.grammar import (
     GrammarSetup,
     GrammarSpec,
 )
+from slotwise_plugins.grammar.deep_stack import on_deep_stack
+from slotwise_plugins.grammar.gbnf import parse_gbnf
+from slotwise_plugins.grammar.gbnf_spellings import xgrammar_of, xgrammar_text
 from slotwise_plugins.grammar.options import XGRAMMAR, GrammarOptions
-from slotwise_plugins.grammar.texts import Structure, check_expression, check_size, parsed, refuse_dead_end, structures
+from slotwise_plugins.grammar.texts import Structure, check_expression, check_size, choices, parsed, refuse_dead_end, schema_of, structures
+from slotwise_plugins.grammar.xgrammar_expressions import checked_expression
 from slotwise_plugins.grammar.xgrammar_limits import refuse_ignored
 
 
@@ -46,20 +50,23 @@ class XgrammarBackend(GrammarBackend):
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        check_size(spec, self._options.max_text_bytes)
+        num_bytes = check_size(spec, self._options.max_text_bytes)
+        return on_deep_stack(lambda: self._compiled(spec), num_bytes)
+
+    def _compiled(self, spec: GrammarSpec) -> CompiledGrammar:
         try:
             compiled = XgrammarGrammar(self._compile(spec), self.setup)
         except GrammarError:
             raise
         except (RuntimeError, ValueError, RecursionError, xgrammar.InvalidJSONError, xgrammar.InvalidStructuralTagError) as error:
-            raise GrammarError(_without_place(str(error))) from error
+            raise GrammarError(_without_place(str(error)) or f"xgrammar refuses this {spec.kind} without a reason") from error
         refuse_dead_end(compiled, self.setup.vocab_size)
         return compiled
 
     def _compile(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
         compiler = self._compiler
         if spec.kind in (JSON_SCHEMA, JSON_OBJECT):
-            schema = {"type": "object"} if spec.kind == JSON_OBJECT else parsed(spec.text)
+            schema = {"type": "object"} if spec.kind == JSON_OBJECT else schema_of(parsed(spec.text))
             refuse_ignored(schema)
             if spec.any_whitespace:
                 return compiler.compile_json_schema(
@@ -68,27 +75,34 @@ class XgrammarBackend(GrammarBackend):
             return compiler.compile_json_schema(json.dumps(schema), strict_mode=False, any_whitespace=False, separators=(",", ":"))
         if spec.kind == REGEX:
             check_expression(spec.text)
-            return compiler.compile_regex(spec.text)
+            return compiler.compile_regex(checked_expression(spec.text))
         if spec.kind == EBNF:
-            return compiler.compile_grammar(spec.text)
+            return compiler.compile_grammar(xgrammar_of(parse_gbnf(spec.text)))
         if spec.kind == CHOICE:
-            return compiler.compile_grammar("root ::= " + " | ".join(json.dumps(choice) for choice in parsed(spec.text)))
-        return compiler.compile_structural_tag(_structural_tag(structures(spec.text)))
+            return compiler.compile_grammar("root ::= " + " | ".join(map(xgrammar_text, choices(spec.text))))
+        if not spec.any_whitespace:
+            raise GrammarError('xgrammar cannot forbid whitespace within structural tags; allow it, or use grammar.use = "llguidance"')
+        return compiler.compile_structural_tag(_structural_tag(structures(spec.text), self._options.max_whitespace))
 
 
 def _tokenizer_info(setup: GrammarSetup) -> xgrammar.TokenizerInfo:
-    """The bytes of each token; those with a special meaning have none, so that no grammar takes them for text."""
+    """The bytes of each token; those with a special meaning have none, so that no grammar takes them for text. Names in <> that were added
+    to the tokenizer count as special, as llguidance has it."""
     stops = [setup.end_token_id]
     read = xgrammar.TokenizerInfo.from_huggingface(setup.tokenizer, vocab_size=setup.vocab_size, stop_token_ids=stops)
-    special = set(setup.tokenizer.all_special_ids)
+    added = setup.tokenizer.added_tokens_decoder.items()
+    special = {token_id for token_id, token in added if token.special or (token.content[:1], token.content[-1:]) == ("<", ">")}
+    special.update(setup.tokenizer.all_special_ids)
     tokens = [b"" if token_id in special else token for token_id, token in enumerate(read.decoded_vocab)]
     return xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, vocab_size=setup.vocab_size, stop_token_ids=stops)
 
 
-def _structural_tag(found: list[Structure]) -> str:
+def _structural_tag(found: list[Structure], max_whitespace: int | None) -> str:
+    tags = []
     for item in found:
         refuse_ignored(item.schema)
-    tags = [{"begin": item.begin, "content": {"type": "json_schema", "json_schema": item.schema}, "end": item.end} for item in found]
+        content = {"type": "json_schema", "json_schema": item.schema, "max_whitespace_cnt": max_whitespace}
+        tags.append({"begin": item.begin, "content": content, "end": item.end})
     triggers = list(dict.fromkeys(item.trigger for item in found))
     return json.dumps({"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": triggers, "tags": tags}})
 

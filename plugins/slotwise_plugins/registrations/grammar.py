@@ -21,7 +21,7 @@ class Llguidance:
             summary="All forms; quick to compile; refuses keywords of JSON Schema that it does not implement.",
             capabilities=LLGUIDANCE,
             options=GrammarOptions,
-            requires=("llguidance>=1.3",),
+            requires=("llguidance>=1.8",),
         )
 
 
@@ -36,8 +36,8 @@ class Xgrammar:
             name="xgrammar",
             implementation="slotwise_plugins.grammar.xgrammar_backend:XgrammarBackend",
             api=">=1.0,<2",
-            summary="All forms; masks made beforehand.",
+            summary="All forms; masks made beforehand; the extra `slotwise[xgrammar]`.",
             capabilities=XGRAMMAR,
             options=GrammarOptions,
-            requires=("xgrammar>=0.1.25",),
+            requires=("xgrammar>=0.2.4",),
         )

@@ -12,7 +12,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from slotwise.interfaces.grammar import CompiledGrammar, GrammarBackend, GrammarMatcher, GrammarSetup, GrammarSpec
+from slotwise.interfaces.grammar import CompiledGrammar, GrammarBackend, GrammarError, GrammarMatcher, GrammarSetup, GrammarSpec
 from slotwise.plugin.contract import import_implementation
 from slotwise.plugin.registry import ComponentRegistry
 
@@ -59,24 +59,27 @@ TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 class Engine:
     """One grammar component and one tokenizer."""
 
-    def __init__(self, backend: str, tokenizer: PreTrainedTokenizerFast, **options: Any) -> None:
+    def __init__(self, backend: str, tokenizer: Any, *, num_padded: int = NUM_PADDED, end: int | None = None, **options: Any) -> None:
         self.name = backend
         self.tokenizer = tokenizer
-        self.vocab_size = len(tokenizer) + NUM_PADDED
-        self.end = int(tokenizer.eos_token_id)
+        self.vocab_size = len(tokenizer) + num_padded
+        self.end = int(tokenizer.eos_token_id) if end is None else end
         loaded = ComponentRegistry().get("grammar", backend)
         made = loaded.component.options
-        setup = GrammarSetup(
-            tokenizer=tokenizer,
-            vocab_size=self.vocab_size,
-            end_token_id=self.end,
-            options=None if made is None else made(**options),
-        )
+        assert made is not None
+        setup = GrammarSetup(tokenizer=tokenizer, vocab_size=self.vocab_size, end_token_id=self.end, options=made(**options))
         self.backend: GrammarBackend = import_implementation(loaded)(setup)
 
     def compile(self, kind: str, text: Any, *, any_whitespace: bool = True) -> CompiledGrammar:
         written = text if isinstance(text, str) else json.dumps(text)
         return self.backend.compile(GrammarSpec(kind=kind, text=written, any_whitespace=any_whitespace))
+
+    def compile_or_refuse(self, kind: str, text: Any) -> CompiledGrammar | str:
+        """The grammar, or why there is none."""
+        try:
+            return self.compile(kind, text)
+        except GrammarError as error:
+            return str(error)
 
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
@@ -115,4 +118,5 @@ def any_engine(request: pytest.FixtureRequest, backend_name: str) -> Engine:
 
 @pytest.fixture(scope="session")
 def make_engine(backend_name: str) -> Callable[..., Engine]:
-    return lambda **options: Engine(backend_name, byte_level_tokenizer(), **options)
+    """With a tokenizer, or the name of one."""
+    return lambda tokenizer="byte_level", **more: Engine(backend_name, TOKENIZERS.get(tokenizer, lambda: tokenizer)(), **more)
