@@ -34,7 +34,10 @@ def conform(  # noqa: PLR0917
     examples: Annotated[int | None, typer.Option("--examples", min=1, help="Random runs per case that uses them.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Start of the random runs; one seed always tries the same.")] = 0,
     device: Annotated[
-        str | None, typer.Option("--device", help="attention, sampler: device to run on; by default the first claimed one that is here.")
+        str | None,
+        typer.Option(
+            "--device", help="attention, sampler, logits_processor: where to run; by default on the first claimed one that is here."
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one self-contained page.")] = None,
     as_json: AsJson = False,

@@ -5,11 +5,11 @@ What this file does not know: processors, cases.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Sequence
 
 from slotwise.interfaces.logits_processor import BatchUpdate, RowMove, RowRequest
+from slotwise.testing.processor_kit import growing
 
 
 class ProcessorBatch:
@@ -28,7 +28,7 @@ class ProcessorBatch:
         num_new = chance.randint(0, min(3, self._max_rows - len(rows) + len(removed)))
         for _ in range(num_new):
             request = plain if chance.random() < 0.3 else chance.choice(wishes)
-            request = dataclasses.replace(request, output_token_ids=list(request.output_token_ids))
+            request = growing(request)
             row = holes.pop(0) if holes else len(rows)
             if row == len(rows):
                 rows.append(request)

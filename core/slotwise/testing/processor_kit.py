@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from slotwise.errors import ConfigError
 from slotwise.interfaces.logits_processor import (
     BatchUpdate,
     LogitsProcessor,
@@ -20,7 +19,7 @@ from slotwise.interfaces.logits_processor import (
     RowRequest,
 )
 from slotwise.sampling_params import SamplingParams
-from slotwise.testing.conformance import ComponentConformance
+from slotwise.testing.device_choice import DeviceKit
 from slotwise.testing.verdicts import NotClaimedError
 
 VOCAB_SIZE: Final = 24
@@ -37,7 +36,7 @@ EVERYTHING: Final[Sequence[Mapping[str, Any]]] = (
 """Parameters that the built-in processors heed."""
 
 
-class LogitsProcessorKit(ComponentConformance):
+class LogitsProcessorKit(DeviceKit):
     """Base of the classes that hold cases."""
 
     slot: ClassVar[str] = "logits_processor"
@@ -48,11 +47,12 @@ class LogitsProcessorKit(ComponentConformance):
         """A processor to examine; override it where the class alone would not do."""
         implementation, options = self.implementation()
         processor: LogitsProcessor = implementation(
-            LogitsProcessorSetup(vocab_size=VOCAB_SIZE, max_num_reqs=MAX_ROWS, device="cpu", encode=_encode, options=options)
+            LogitsProcessorSetup(vocab_size=VOCAB_SIZE, max_num_reqs=MAX_ROWS, device=self.device_name, encode=_encode, options=options)
         )
         return processor
 
     def request(self, params: Mapping[str, Any], number: int) -> RowRequest:
+        """params: arguments of `SamplingParams`; number: another prompt, and 0 to 3 tokens of output."""
         return RowRequest(
             sampling_params=SamplingParams(**{"max_tokens": 1000, **params}),
             prompt_token_ids=[2, 6, _START, 3 + number],
@@ -61,38 +61,30 @@ class LogitsProcessorKit(ComponentConformance):
             bad_words_token_ids=[[4, 9], [11]] if params.get("bad_words") else [],
         )
 
-    def active(self) -> list[RowRequest]:
-        """Requests that make it active. Raises NotClaimedError if none does."""
-        found = []
-        for number, params in enumerate(self.params):
-            for length in (number, number + 1):
-                request, processor = self.request(params, length), self.make_processor()
-                processor.update(BatchUpdate(num_rows=1, added=[(0, request)]))
-                if processor.is_active:
-                    found.append(request)
+    def active_requests(self) -> list[RowRequest]:
+        """Requests that make it active, 1 to MAX_ROWS. Raises NotClaimedError if none does."""
+        candidates = [self.request(params, number + more) for number, params in enumerate(self.params) for more in (0, 1)]
+        found = [request for request in candidates if self.started([request]).is_active]
         if not found:
             raise NotClaimedError("none of the parameters tried makes it active; subclass the kit and say in `params` which do")
         return found[:MAX_ROWS]
 
-    def logits(self, num_rows: int) -> torch.Tensor:
-        return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(self.seed)) * 3
-
-    def applied(self, requests: Sequence[RowRequest]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits before and after."""
+    def started(self, requests: Sequence[RowRequest]) -> LogitsProcessor:
+        """A new processor that was told of these rows at once."""
         processor = self.make_processor()
         processor.update(BatchUpdate(num_rows=len(requests), added=list(enumerate(requests))))
-        before = self.logits(len(requests))
-        after = before.clone()
-        processor.apply(after, plain_rows(len(requests)))
-        return before, after
+        return processor
 
-    def alone(self, request: RowRequest, logits: torch.Tensor) -> torch.Tensor:
-        processor = self.make_processor()
-        processor.update(BatchUpdate(num_rows=1, added=[(0, request)]))
-        rows = logits[None].clone()
-        if processor.is_active:
-            processor.apply(rows, plain_rows(1))
-        return rows[0]
+    def logits(self, num_rows: int) -> torch.Tensor:
+        """[num_rows, VOCAB_SIZE] float32, always the same."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return (torch.randn(num_rows, VOCAB_SIZE, generator=generator) * 3).to(self.device_name)
+
+    def applied(self, requests: Sequence[RowRequest], logits: torch.Tensor | None = None) -> torch.Tensor:
+        """[num_rows, VOCAB_SIZE], what becomes of one row of logits per request. logits: copied; None = those of `logits`."""
+        values = self.logits(len(requests)) if logits is None else logits.clone()
+        edit(self.started(requests), values, plain_rows(len(requests)))
+        return values
 
 
 _START, _END = 21, 22
@@ -103,15 +95,36 @@ def _encode(text: str) -> list[int]:
     return [_END] if "/" in text else [_START]
 
 
+def edit(processor: LogitsProcessor, logits: torch.Tensor, rows: LogitsRows) -> None:
+    """As the engine does: an inactive processor is not called."""
+    if processor.is_active and len(logits):
+        processor.apply(logits, rows)
+
+
 def plain_rows(num_rows: int) -> LogitsRows:
+    """Without drafts."""
     return LogitsRows(requests=range(num_rows), drafts=((),) * num_rows)
 
 
 def equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Up to the rounding of another order of sums."""
     return bool(torch.isclose(first, second, rtol=1e-6, atol=1e-6, equal_nan=True).all())
 
 
+def growing(request: RowRequest, output_token_ids: Sequence[int] | None = None) -> RowRequest:
+    """The same request with an output of its own, which can grow, or with another output."""
+    return dataclasses.replace(request, output_token_ids=list(request.output_token_ids if output_token_ids is None else output_token_ids))
+
+
+def append(request: RowRequest, token_id: int) -> None:
+    """A token came. request: made by `growing`."""
+    if not isinstance(request.output_token_ids, list):
+        raise TypeError(f"the output of {request} cannot grow")
+    request.output_token_ids.append(token_id)
+
+
 def shown(request: RowRequest) -> str:
+    """What it wishes, for a message."""
     defaults = SamplingParams()
     params = request.sampling_params
     names = [name.name for name in dataclasses.fields(params) if getattr(params, name.name) != getattr(defaults, name.name)]

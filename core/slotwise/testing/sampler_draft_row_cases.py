@@ -87,9 +87,7 @@ class SamplerDraftRowCases(SamplerKit):
             for seed in range(10):
                 found = self.sample(self.make_sampler(seed=seed), logits, Rules(), edits=edits, drafts=drafts).token_ids.tolist()
                 require(found == [[*best[:2], -1], [*best[3:], -1]], f"a draft that is forbidden after temperature was kept: {found}")
-            require(
-                edits.seen[-1][1:] == (torch.float32, (5, VOCAB_SIZE)), f"edits after temperature saw {edits.seen[-1][1:]}, not 5 rows"
-            )
+            require(edits.seen[-1][1:] == (torch.float32, (5, VOCAB_SIZE)), f"edits after temperature saw {edits.seen[-1][1:]}, not 5 rows")
 
     def test_output_of_drafts_has_the_promised_form(self) -> None:
         """As wide as the most drafts and one more; logprobs and ranks for every row of the logits."""

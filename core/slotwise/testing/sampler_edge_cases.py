@@ -89,8 +89,9 @@ class SamplerEdgeCases(SamplerKit):
         """top_k of the vocabulary's size, a vocabulary of one id."""
         require(self.ids(self.make_sampler(1), torch.zeros(2, 1), Rules(top_k=1, top_p=0.1)) == [0, 0], "one id is all there is")
         logits = self.random_logits(1)[0]
-        rules = Rules(top_k=VOCAB_SIZE)
-        require_distribution(self.draws(logits, rules), distribution(logits, Rules()), "top_k of the whole vocabulary")
+        require_distribution(self.draws(logits, Rules(top_k=VOCAB_SIZE)), distribution(logits, Rules()), "top_k of the whole vocabulary")
+        mixed = self.ids(self.make_sampler(), logits.expand(2000, -1), [Rules(top_k=VOCAB_SIZE), Rules(top_k=2)] * 1000)
+        require_distribution(mixed[::2], distribution(logits, Rules()), "top_k of the whole vocabulary beside top_k 2")
 
     def test_large_and_small_values_do_not_overflow(self) -> None:
         """Logits of 1e30, differences of 1e38, and of 1e-30."""

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import torch
 
-from slotwise.errors import ConfigError
 from slotwise.interfaces.sampler import (
     GREEDY_EPS,
     LogitsEdits,
@@ -22,7 +21,7 @@ from slotwise.interfaces.sampler import (
     SamplerSetup,
     SamplingMetadata,
 )
-from slotwise.testing.conformance import ComponentConformance
+from slotwise.testing.device_choice import DeviceKit
 from slotwise.testing.sampler_arguments import Drafts
 from slotwise.testing.sampler_truth import Rules
 from slotwise.testing.verdicts import NotClaimedError, require
@@ -34,38 +33,15 @@ MAX_VALUES: Final = 2**21
 GREEDY: Final = Rules(temperature=0.0)
 
 
-class SamplerKit(ComponentConformance):
+class SamplerKit(DeviceKit):
     """Base of the classes that hold cases."""
 
     slot: ClassVar[str] = "sampler"
-    device: ClassVar[str | None] = None
-    """Torch device to run on; None = the first claimed device type that this machine has. Naming one overrules the claim, for kernels run
-    in an interpreter or libraries replaced by a stand-in."""
 
     @property
     def capabilities(self) -> SamplerCapabilities:
         found: SamplerCapabilities = self.implementation()[0].capabilities
         return found
-
-    @property
-    def device_name(self) -> str:
-        """The device that the cases run on. Raises NotClaimedError if the sampler runs on none that is here."""
-        if self.device is not None:
-            return self.device
-        for device in self.capabilities.devices:
-            if device == "cpu" or (device == "cuda" and torch.cuda.is_available()):
-                return device
-        raise NotClaimedError(f"runs on {', '.join(self.capabilities.devices)}, which this machine lacks")
-
-    def require_runnable(self) -> None:
-        super().require_runnable()
-        try:
-            self.device_name  # noqa: B018 - it raises
-        except NotClaimedError as reason:
-            raise ConfigError(
-                f"{self.component} {reason}: none of its cases can run here. Examine it on such a machine, or name another with --device "
-                "if its kernels are interpreted or its library is replaced by a stand-in."
-            ) from reason
 
     def require_claim(self, name: str) -> None:
         """Raises NotClaimedError unless the boolean capability is claimed."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
 from slotwise.interfaces.sampler import SampleRequest
 from slotwise.testing.sampler_arguments import Edits
 from slotwise.testing.sampler_kit import GREEDY, VOCAB_SIZE, SamplerKit, require_tensor
-from slotwise.testing.sampler_truth import Rules, distribution, groups_by_rank, require_distribution
+from slotwise.testing.sampler_truth import MOST_DEVIATIONS, Rules, distribution, groups_by_rank, require_distribution
 from slotwise.testing.verdicts import require
 
 LARGE_VOCAB_SIZE = 50_000
+NUM_MIXED_STEPS = 8
 WORKED = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
 
 
@@ -62,9 +65,13 @@ class SamplerRuleCases(SamplerKit):
             self._require(self.random_logits(1, seed=3)[0], Rules(top_p=top_p), f"top_p {top_p}")
 
     def test_top_p_of_many_equal_ids(self) -> None:
-        """Half of 1000 equally likely ids."""
-        drawn = self.draws(torch.zeros(1000), Rules(top_p=0.5))
-        require(499 <= len(np.unique(drawn)) <= 501, f"top_p 0.5 of 1000 equal ids drew {len(np.unique(drawn))} of them, not 500")
+        """Half of them, neither all nor one."""
+        for vocab_size in (100, 1000):
+            drawn = self.draws(torch.zeros(vocab_size), Rules(top_p=0.5), 2000)
+            found, kept = len(np.unique(drawn)), vocab_size / 2
+            missed = kept * math.exp(-len(drawn) / kept)  # ids of the set that never came, by chance
+            fewest = kept - missed - MOST_DEVIATIONS * math.sqrt(missed) - 1
+            require(fewest <= found <= kept + 1, f"top_p 0.5 of {vocab_size} equal ids drew {found} of them, not about {kept - missed:.0f}")
 
     def test_min_p_is_relative_to_the_best(self) -> None:
         """Ids below min_p times the best one's probability are dropped."""
@@ -93,7 +100,7 @@ class SamplerRuleCases(SamplerKit):
         logits = self.random_logits(1, seed=5)
         sampler, num_each = self.make_sampler(), 400
         drawn: list[list[int]] = [[] for _ in rules]
-        for _ in range(15):
+        for _ in range(NUM_MIXED_STEPS):
             found = self.ids(sampler, logits.expand(len(rules) * num_each, -1), rules * num_each)
             for row in range(len(rules)):
                 drawn[row] += found[row :: len(rules)]
@@ -102,7 +109,7 @@ class SamplerRuleCases(SamplerKit):
 
     def test_edits_come_before_the_argmax(self) -> None:
         """`before_argmax` is called once with float32, its result is what greedy rows and draws see."""
-        logits = self.random_logits(6, seed=6).to(torch.bfloat16)
+        logits = self.random_logits(6, seed=6).argsort(dim=1).to(torch.bfloat16)  # no two alike in any dtype
         best = logits.argmax(dim=1)
 
         def forbid(values: torch.Tensor) -> None:

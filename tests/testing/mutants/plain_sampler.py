@@ -12,6 +12,10 @@ class PlainSampler(Sampler):
 
     capabilities = SamplerCapabilities(devices=("cpu",), speculative=True)
     caught_by = ""
+    num_draws_needed = 1000
+    """Of one distribution, to show the fault."""
+    raises = None
+    """The exception, where that is how the fault shows."""
 
     def __init__(self, setup):
         super().__init__(setup)
@@ -65,6 +69,9 @@ class PlainSampler(Sampler):
         mixed = (mixed ^ (mixed >> 31)) * 0xD6E8FEB86659FD93 % 2**63
         return float(torch.rand((), generator=torch.Generator().manual_seed(mixed), dtype=torch.float64))
 
+    def processed(self, kept, row, temperature):
+        return kept + row.max() / temperature
+
     def draw(self, probs, uniform):
         return min(int(torch.searchsorted(probs.cumsum(0), uniform * float(probs.sum()), right=True)), len(probs) - 1)
 
@@ -97,10 +104,12 @@ class PlainSampler(Sampler):
                 drawn.append(self.greedy(row))
                 processed.append(row)
             else:
-                kept = self.truncate(self.edit_after(request, self.temper(row, each["temperature"]), index), each)
+                tempered = self.temper(row, each["temperature"])
+                edited = self.edit_after(request, tempered, index)
+                kept = self.truncate(edited, each)
                 probs.append(kept.softmax(0))
                 drawn.append(self.draw(probs[-1], self.uniform(each["seed"], request.positions[index], 0)))
-                processed.append(torch.where(kept > -torch.inf, row / each["temperature"], -torch.inf))
+                processed.append(self.processed(kept, row, each["temperature"]))
         tokens = [[token] for token in drawn] if spec is None else self.verify(request, spec, probs, drawn, rules)
         most = max((len(of_one) for of_one in tokens), default=1)
         width = most if spec is None else 1 + max(spec.num_draft_tokens, default=0)
@@ -138,8 +147,8 @@ class PlainSampler(Sampler):
                     mine.append(self.bonus(probs, drawn, row))
                     break
                 draft = int(spec.draft_token_ids[place + offset])
-                q = None if spec.draft_probs is None else spec.draft_probs[place + offset].double()
-                if q is None or not bool(q[draft] > 0) or rules[row]["temperature"] < GREEDY_EPS:
+                q = self.probs_of_draft(spec, place, offset)
+                if self.is_certain(q, draft) or rules[row]["temperature"] < GREEDY_EPS:
                     mine.append(self.certain(drawn[row], draft, probs[row]))
                     if mine[-1] != draft:
                         break
@@ -152,6 +161,12 @@ class PlainSampler(Sampler):
             tokens.append(mine)
             first, place = first + count + 1, place + count
         return tokens
+
+    def probs_of_draft(self, spec, place, offset):
+        return None if spec.draft_probs is None else spec.draft_probs[place + offset].double()
+
+    def is_certain(self, q, draft):
+        return q is None or not bool(q[draft] > 0)
 
     def bonus(self, probs, drawn, row):
         return drawn[row]

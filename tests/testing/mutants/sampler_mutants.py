@@ -1,6 +1,8 @@
-"""Samplers with one fault each, of the kinds that engines had, and the case that catches it."""
+"""Samplers with one fault each in what they draw, of the kinds that engines had, and the case that catches it."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import torch
 
@@ -30,6 +32,7 @@ class MultipliesByTemperature(PlainSampler):
 
 class DrawsTheBestTooOften(PlainSampler):
     caught_by = "draws_follow_the_softmax"
+    num_draws_needed = 6000
 
     def draw(self, probs, uniform):
         return super().draw(probs**1.15, uniform)
@@ -60,6 +63,7 @@ class TopKCutsTies(PlainSampler):
 
 class TopPDropsTheOneThatReachesIt(PlainSampler):
     caught_by = "top_p_keeps_the_smallest_sufficient_set"
+    num_draws_needed = 4000
 
     def top_p(self, scaled, p):
         if p >= 1:
@@ -195,27 +199,6 @@ class DividesWithoutSubtracting(PlainSampler):
         return scaled.nan_to_num(nan=0.0, posinf=6e4, neginf=-6e4).double()
 
 
-class RawIsProcessed(PlainSampler):
-    caught_by = "logprobs_are_those_of_the_mode"
-
-    def logprobs(self, raw, processed, tokens, wanted):
-        return super().logprobs(torch.stack(processed).float(), processed, tokens, wanted)
-
-
-class RanksFromZero(PlainSampler):
-    caught_by = "ranks_count_ids_that_are_at_least_as_likely"
-
-    def ranks(self, values, mine):
-        return (values > mine).sum(1)
-
-
-class RanksIgnoreTies(PlainSampler):
-    caught_by = "ranks_count_ids_that_are_at_least_as_likely"
-
-    def ranks(self, values, mine):
-        return (values > mine).sum(1) + 1
-
-
 class SeedsDependOnTheRow(PlainSampler):
     caught_by = "a_seed_and_a_position_give_one_id"
 
@@ -272,70 +255,68 @@ class IgnoresTheEngineSeed(PlainSampler):
         self.stream.manual_seed(0)
 
 
-class AcceptsByAnotherNumber(PlainSampler):
-    caught_by = "drafts_do_not_change_what_a_seed_gives"
-
-    def certain(self, drawn, draft, probs):
-        kept = float(torch.rand((), generator=self.stream)) < float(probs[draft])
-        return draft if kept else self.draw(probs.index_fill(0, torch.tensor([draft]), 0.0), float(torch.rand((), generator=self.stream)))
-
-
-class KeepsOneDraftTooMany(PlainSampler):
-    caught_by = "greedy_drafts_are_kept_while_they_are_the_argmax"
-
-    def verify(self, request, spec, probs, drawn, rules):
-        tokens = super().verify(request, spec, probs, drawn, rules)
-        return [[*of_one, 0] if len(of_one) <= count else of_one for of_one, count in zip(tokens, spec.num_draft_tokens, strict=True)]
-
-
-class NoBonusToken(PlainSampler):
-    caught_by = "greedy_drafts_are_kept_while_they_are_the_argmax"
-
-    def bonus(self, probs, drawn, row):
-        return drawn[row - 1]
-
-
-class KeepsEveryDraft(PlainSampler):
-    caught_by = "certain_drafts_keep_the_distribution"
-
-    def certain(self, drawn, draft, probs):
-        return draft
-
-
-class RecoversFromP(PlainSampler):
-    caught_by = "sampled_drafts_keep_the_distribution"
-
-    def rest(self, p, q):
-        return p
-
-
-class AcceptsByP(PlainSampler):
-    caught_by = "drafts_of_a_wrong_model_keep_the_distribution"
-
-    def keeps(self, p, q, uniform):
-        return uniform < p
-
-
-class VerifiesAgainstTheWholeSoftmax(PlainSampler):
-    caught_by = "truncation_holds_for_drafts"
-
-    def verify(self, request, spec, probs, drawn, rules):
-        whole = [row.double().softmax(0) for row in request.logits]
-        return super().verify(request, spec, whole, drawn, rules)
-
-
-class BonusFromTheFirstRow(PlainSampler):
-    caught_by = "second_tokens_and_bonus_tokens_follow_their_own_rows"
-
-    def bonus(self, probs, drawn, row):
-        return self.draw(probs[0], float(torch.rand((), generator=self.stream)))
-
-
-class LogprobsOfTheWrongRows(PlainSampler):
-    caught_by = "rows_of_drafts_belong_to_their_tokens"
-
-    def rows_of(self, spec, tokens):
-        return [1] * len(tokens) if spec is None else [1 + max(spec.num_draft_tokens)] * len(tokens)
+class LogprobsOfUnusableRowsFail(PlainSampler):
+    caught_by = "unusable_rows_give_no_id_and_harm_nobody"
+    raises = "RuntimeError"
 
     def logprobs(self, raw, processed, tokens, wanted):
-        return super().logprobs(raw, processed, tokens[: len(raw)], wanted)
+        raw.gather(1, tokens.unsqueeze(1))
+        return super().logprobs(raw, processed, tokens, wanted)
+
+
+class EditsRandomRowsAlone(PlainSampler):
+    caught_by = "edits_after_temperature_act_between_temperature_and_top_k"
+
+    def edit_after(self, request, scaled, index):
+        if request.edits is None or not request.edits.edits_after_temperature:
+            return scaled
+        one = scaled.float().unsqueeze(0)
+        request.edits.after_temperature(one)
+        return one[0].double()
+
+
+class LosesTheLastIds(PlainSampler):
+    caught_by = "one_id_left_is_taken"
+
+    def sample(self, request):
+        whole = request.logits.shape[1] // 32 * 32
+        if whole:
+            request.logits[:, whole:] = -torch.inf
+        return super().sample(request)
+
+
+class OverflowsInHalfPrecision(PlainSampler):
+    caught_by = "large_and_small_values_do_not_overflow"
+
+    def sample(self, request):
+        return super().sample(dataclasses.replace(request, logits=request.logits.half()))
+
+
+class DrawsInHalfPrecision(PlainSampler):
+    caught_by = "half_precision_logits_are_taken"
+
+    def sample(self, request):
+        if request.logits.dtype == torch.float32:
+            return super().sample(request)
+        return super().sample(dataclasses.replace(request, logits=request.logits.to(torch.float8_e4m3fn).float()))
+
+
+class TopKOfTheVocabularyIsOne(PlainSampler):
+    caught_by = "parameters_beyond_the_vocabulary_are_off"
+
+    def top_k(self, scaled, k):
+        return super().top_k(scaled, 1 if k == len(scaled) > 1 else k)
+
+
+class SpreadsALittleOverAll(PlainSampler):
+    caught_by = "forbidden_ids_never_come"
+
+    def draw(self, probs, uniform):
+        return super().draw(probs + 0.002, uniform)
+
+
+class MinPComesLast(PlainSampler):
+    caught_by = "rules_together"
+
+    def truncate(self, scaled, rules):
+        return self.min_p(self.top_p(self.top_k(scaled, rules["top_k"]), rules["top_p"]), rules["min_p"])
