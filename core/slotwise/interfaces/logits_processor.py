@@ -131,7 +131,8 @@ class LogitsProcessor(ABC):
     def apply(self, logits: torch.Tensor, rows: LogitsRows) -> bool:
         """Change logits in place; returns whether anything may have changed. Called once a step while active.
 
-        logits: [num_logits, vocab_size] float32. A row's result must depend on its own request alone.
+        logits: [num_logits, vocab_size] float32. A row's result must depend on its own request alone. An id at -inf stays there, unless the
+        processor forces one id, which is then the only one left.
         """
 
 

@@ -4,7 +4,8 @@ Order of operations, the same for every sampler, for one row of logits per reque
  1. snapshot for logprobs, if the mode is `raw_*`;
  2. float32;  3. the logits processors that may change the argmax (`LogitsEdits.before_argmax`);
  4. greedy rows: argmax;  5. temperature;  6. min_p, and the processors that keep the argmax (`LogitsEdits.after_temperature`);
- 7. top_k, then top_p over the renormalised rest;  8. random draw, or verification of drafts;  9. gather logprobs and ranks.
+ 7. top_k (ties with the k-th stay), then top_p over the renormalised rest;
+ 8. random draw, or verification of drafts;  9. gather logprobs and ranks.
 A grammar's mask, if any, was applied to the logits before step 1.
 """
 
