@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,6 +80,7 @@ def test_an_error_in_the_middle_is_an_event_and_the_stream_still_ends(server: Ru
         for output in outputs:
             request = scheduler.requests.get(output.request_id)
             if request is not None and request.num_output_tokens == 3:
+                time.sleep(0.5)  # or the error would overtake the first chunk, and be an answer of its own instead of an event
                 output.finish_reason, output.error = FinishReason.ERROR, "the logits of this request are not finite"
         return outputs
 
