@@ -12,10 +12,11 @@ import torch
 from slotwise.interfaces.linear import LinearBackend, LinearSetup, PackedMatrix
 from slotwise_plugins.linear import capabilities
 from slotwise_plugins.linear.panels import Panels, pack_dense, pack_int4, pack_int8, unpack_rows
+from slotwise_plugins.native.chain import NativeMatrix
 from slotwise_plugins.native.library import ELEMENT_TYPES, DenseKernels, LinearArgs, load_library
 
 
-class PanelMatrix(PackedMatrix):
+class PanelMatrix(NativeMatrix):
     """Panels and the kernels that read them."""
 
     def __init__(self, panels: Panels, weight: torch.Tensor, bias: torch.Tensor | None, kernels: DenseKernels) -> None:
@@ -23,7 +24,7 @@ class PanelMatrix(PackedMatrix):
         self._panels = panels
         self._bias = None if bias is None else bias.float().contiguous().clone()
         self._kernels = kernels
-        self._args = LinearArgs(
+        self.parameters = LinearArgs(
             weights=panels.codes.data_ptr(),
             scales=None if panels.scales is None else panels.scales.data_ptr(),
             offsets=None if panels.offsets is None else panels.offsets.data_ptr(),
@@ -36,7 +37,7 @@ class PanelMatrix(PackedMatrix):
             zero=float(panels.zero),
         )
         """Filled in anew with each call: making one costs as much as a small product."""
-        self._scratch_per_row = kernels.scratch_bytes(self._args)
+        self.scratch_per_row = kernels.scratch_bytes(self.parameters)
 
     @property
     def num_bytes(self) -> int:
@@ -52,11 +53,11 @@ class PanelMatrix(PackedMatrix):
         assert out.dtype is torch.float32
         (x_stride, x_step), (y_stride, y_step) = x.stride(), out.stride()
         assert x_step == y_step == 1
-        args = self._args
+        args = self.parameters
         args.x, args.x_stride, args.x_type = x.data_ptr(), x_stride, ELEMENT_TYPES[x.dtype]
         args.y, args.y_stride, args.adds = out.data_ptr(), y_stride, adds
         args.num_rows, args.num_threads = num_rows, torch.get_num_threads()
-        self._kernels.multiply(args, self._scratch_per_row * num_rows)
+        self._kernels.multiply(args, self.scratch_per_row * num_rows)
         return out
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:

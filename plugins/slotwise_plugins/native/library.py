@@ -15,7 +15,7 @@ from slotwise.errors import ComponentUnavailableError
 from slotwise_backends.cpu_attention import capabilities as attention
 from slotwise_plugins.native.availability import LIBRARY, missing_library
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 PANEL = 16
 """Output features side by side in memory."""
 GROUP = 32
@@ -69,17 +69,43 @@ class GateArgs(ctypes.Structure):
     )
 
 
+class RowRecord(ctypes.Structure):
+    """`struct rows`."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("stride", ctypes.c_int64), ("type", ctypes.c_int32), ("is_whole", ctypes.c_int32))
+
+
+class Link(ctypes.Structure):
+    """`struct link`."""
+
+    _fields_ = (*((name, ctypes.c_int32) for name in ("kind", "source", "target", "adds")), ("parameters", ctypes.c_void_p))
+
+
+class ChainArgs(ctypes.Structure):
+    """`struct chain_args`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("links", "rows", "positions", "scratch")),
+        *((name, ctypes.c_int64) for name in ("num_links", "num_rows", "block_size")),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
+LINK_KINDS = {LinearArgs: 0, NormArgs: 1, RopeArgs: 2, GateArgs: 3}
+
+
 class DenseKernels:
     """The loaded library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.slotwise_linear_scratch.restype = ctypes.c_int64
         library.slotwise_dense_current.restype = library.slotwise_dense_variant.restype = ctypes.c_char_p
-        for name in ("linear", "norm", "rope", "gate"):
+        for name in ("linear", "norm", "rope", "gate", "chain"):
             getattr(library, f"slotwise_{name}").restype = None
         self._library: Any = library
         self.linear, self.norm = library.slotwise_linear, library.slotwise_norm
         self.rope, self.gate = library.slotwise_rope, library.slotwise_gate
+        self._chain = library.slotwise_chain
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
     @property
@@ -104,10 +130,18 @@ class DenseKernels:
 
     def multiply(self, args: LinearArgs, num_bytes: int) -> None:
         """`linear`, with scratch memory of its own. num_bytes: by `scratch_bytes`."""
+        args.scratch = self._scratch_of(num_bytes)
+        self.linear(ctypes.byref(args))
+
+    def run_chain(self, args: ChainArgs, num_bytes: int) -> None:
+        """`chain`, with scratch memory of its own for the products of a block of rows."""
+        args.scratch = self._scratch_of(num_bytes)
+        self._chain(ctypes.byref(args))
+
+    def _scratch_of(self, num_bytes: int) -> int:
         if self._scratch.numel() < num_bytes:
             self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
-        args.scratch = self._scratch.data_ptr()
-        self.linear(ctypes.byref(args))
+        return self._scratch.data_ptr()
 
 
 @lru_cache(maxsize=1)

@@ -57,6 +57,7 @@ struct partial {
     float *peak, *total, *sum;
 };
 
+#define ROWS_PER_TILE 96 /* query rows, if one KV head does not have more heads than that */
 #define KEYS_PER_STEP 64
 #define PADDING 16 /* rows of scratch memory are a multiple of it: no vector ends inside one */
 #define KEYS_PER_SPLIT 512

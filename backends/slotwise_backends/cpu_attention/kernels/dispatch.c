@@ -5,8 +5,6 @@
 #include "elements.h"
 #include "pool.h"
 
-#define ROWS_PER_TILE 32
-
 typedef int64_t (*scratch_function)(const struct attend_args *);
 typedef void (*tile_function)(const struct attend_args *, const struct tile *, struct partial *, char *);
 typedef void (*write_function)(const struct write_args *, int64_t, int64_t);
@@ -90,14 +88,21 @@ static void finish(const struct attend_args *args, const struct tile *tile, cons
 
 static int num_splits(const struct attend_args *args, int row) { return (args->num_keys[row] + KEYS_PER_SPLIT - 1) / KEYS_PER_SPLIT; }
 
-static struct partial partial_at(float *memory, int64_t rows) {
-    return (struct partial){memory, memory + rows, memory + 2 * rows};
+/* Sums first: they begin where their memory does, at a cache line. */
+static struct partial partial_at(float *memory, int64_t rows, int value_dim) {
+    return (struct partial){memory + rows * value_dim, memory + rows * (value_dim + 1), memory};
 }
+
+/* Whole cache lines: vectors that lie across two of them cost twice. */
+#define LINE 64
+static int64_t in_lines(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
+static void *lines(int64_t bytes) { return aligned_alloc(LINE, (size_t)in_lines(bytes)); }
 
 /* Splits one after the other: each is summed on its own and then merged, exactly as if other threads had done them. */
 static void whole_tile(const struct attend_args *args, struct tile tile, float *sums, char *scratch) {
     int group = args->num_heads / args->num_kv_heads, rows = tile.num_queries * group, value_dim = padded(args->value_dim);
-    struct partial all = partial_at(sums, rows), part = partial_at(sums + (int64_t)rows * (value_dim + 2), rows);
+    struct partial all = partial_at(sums, rows, value_dim);
+    struct partial part = partial_at(sums + in_lines((int64_t)rows * (value_dim + 2) * 4) / 4, rows, value_dim);
     int count = num_splits(args, tile.row);
     tile.split = 0;
     best()->tile(args, &tile, &all, scratch);
@@ -122,7 +127,7 @@ static void attend_item(void *context, int64_t item, int thread) {
     const struct attend_job *job = context;
     char *mine = job->scratch + thread * job->scratch_size;
     if (item < job->num_split_items) {
-        struct partial part = partial_at(job->parts + item * job->part_size, job->group);
+        struct partial part = partial_at(job->parts + item * job->part_size, job->group, padded(job->args->value_dim));
         best()->tile(job->args, &job->tiles[item], &part, mine);
     } else {
         whole_tile(job->args, job->tiles[item], job->sums + thread * job->sums_size, mine);
@@ -133,19 +138,20 @@ static void attend_item(void *context, int64_t item, int thread) {
 int slotwise_attend(const struct attend_args *args) {
     int group = args->num_heads / args->num_kv_heads, value_dim = padded(args->value_dim);
     int tokens_per_tile = group < ROWS_PER_TILE ? ROWS_PER_TILE / group : 1;
-    int64_t num_tiles = 0, num_parts = 0, largest = (int64_t)tokens_per_tile * group * (value_dim + 2) * 2;
+    int64_t num_tiles = 0, num_parts = 0, largest = (int64_t)tokens_per_tile * group * (value_dim + 2);
     for (int row = 0; row < args->num_rows; row++) {
         int query_len = args->query_start_loc[row + 1] - args->query_start_loc[row];
         num_tiles += (int64_t)((query_len + tokens_per_tile - 1) / tokens_per_tile) * args->num_kv_heads;
         if (query_len == 1) num_parts += (int64_t)num_splits(args, row) * args->num_kv_heads;
     }
     if (!num_tiles) return 0;
-    int64_t part_size = (int64_t)group * (value_dim + 2), scratch_size = best()->scratch(args);
+    int64_t part_size = in_lines((int64_t)group * (value_dim + 2) * 4) / 4, scratch_size = in_lines(best()->scratch(args));
     int num_threads = args->num_threads;
+    largest = 2 * in_lines(largest * 4) / 4; /* two partials */
     struct tile *tiles = malloc(sizeof *tiles * (size_t)(num_tiles + num_parts));
-    float *parts = malloc((size_t)(num_parts * part_size + 1) * 4);
-    float *sums = malloc((size_t)(num_threads * largest) * 4);
-    char *scratch = malloc((size_t)(num_threads * scratch_size));
+    float *parts = lines(num_parts * part_size * 4 + 4);
+    float *sums = lines(num_threads * largest * 4);
+    char *scratch = lines(num_threads * scratch_size);
     if (!tiles || !parts || !sums || !scratch) {
         free(tiles), free(parts), free(sums), free(scratch);
         return 1;
@@ -172,13 +178,13 @@ int slotwise_attend(const struct attend_args *args) {
     for (int row = 0; row < args->num_rows; row++) {
         if (args->query_start_loc[row + 1] - args->query_start_loc[row] != 1) continue;
         for (int head = 0; head < args->num_kv_heads; head++) {
-            struct partial all = partial_at(sums, group);
+            struct partial all = partial_at(sums, group, value_dim);
             struct tile tile = {row, 0, 1, head, -1};
             int splits = num_splits(args, row);
-            if (splits) all = partial_at(parts + at * part_size, group);
+            if (splits) all = partial_at(parts + at * part_size, group, value_dim);
             else for (int i = 0; i < group; i++) all.peak[i] = -INFINITY;
             for (int split = 1; split < splits; split++) {
-                struct partial part = partial_at(parts + (at + split) * part_size, group);
+                struct partial part = partial_at(parts + (at + split) * part_size, group, value_dim);
                 merge(&all, &part, group, value_dim);
             }
             finish(args, &tile, &all, (float *)scratch);

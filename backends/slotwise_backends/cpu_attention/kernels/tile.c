@@ -15,27 +15,37 @@
 
 static inline int padded(int dim) { return (dim + PADDING - 1) / PADDING * PADDING; }
 
+#define INLINE static inline __attribute__((always_inline))
+#define ROWS_AT_ONCE 6
+#define VECTORS_AT_ONCE (WIDTH == 16 ? 4 : 2) /* with ROWS_AT_ONCE rows the sums fill the registers */
+
+/* Scratch memory of a tile. */
 struct place {
-    float *query, *key, *value, *scores;
+    float *query;     /* [rows, dim], scaled */
+    float *keys;      /* [dim, KEYS_PER_STEP] */
+    float *values;    /* [KEYS_PER_STEP, value_dim] */
+    float *scores;    /* [ROWS_AT_ONCE, KEYS_PER_STEP] */
+    char *zeros;      /* [most elements of a head] */
     uint8_t *visible; /* [tokens, KEYS_PER_STEP] */
 };
 
-static int tile_rows(const struct attend_args *args, int tokens) { return tokens * (args->num_heads / args->num_kv_heads); }
-
-static struct place lay_out(const struct attend_args *args, int tokens, char *scratch) {
-    int rows = tile_rows(args, tokens), dim = padded(args->head_dim), value_dim = padded(args->value_dim);
-    struct place at;
-    at.query = (float *)scratch;
-    at.key = at.query + (int64_t)rows * dim;
-    at.value = at.key + (int64_t)KEYS_PER_STEP * dim;
-    at.scores = at.value + (int64_t)KEYS_PER_STEP * value_dim;
-    at.visible = (uint8_t *)(at.scores + (int64_t)rows * KEYS_PER_STEP);
-    return at;
+static int64_t lay_out(const struct attend_args *args, char *scratch, struct place *at) {
+    int group = args->num_heads / args->num_kv_heads, tokens = group < ROWS_PER_TILE ? ROWS_PER_TILE / group : 1;
+    int dim = padded(args->head_dim), value_dim = padded(args->value_dim);
+    float *next = (float *)scratch;
+    at->query = next, next += (int64_t)tokens * group * dim;
+    at->keys = next, next += (int64_t)KEYS_PER_STEP * dim;
+    at->values = next, next += (int64_t)KEYS_PER_STEP * value_dim;
+    at->scores = next, next += ROWS_AT_ONCE * KEYS_PER_STEP;
+    int64_t longest = dim > value_dim ? dim : value_dim;
+    at->zeros = (char *)next, next += longest; /* all of these are multiples of PADDING floats: cache lines */
+    at->visible = (uint8_t *)next;
+    return (char *)(at->visible + (int64_t)tokens * KEYS_PER_STEP) - scratch;
 }
 
 int64_t NAME(slotwise_scratch_)(const struct attend_args *args) {
-    int rows = tile_rows(args, 64), dim = padded(args->head_dim), value_dim = padded(args->value_dim);
-    return 4 * ((int64_t)rows * (dim + KEYS_PER_STEP) + KEYS_PER_STEP * (dim + value_dim)) + 64 * KEYS_PER_STEP;
+    struct place at;
+    return lay_out(args, (char *)64, &at);
 }
 
 /* Positions of keys that some query of the tile may see: a superset, cheap to know. */
@@ -55,11 +65,23 @@ static void key_range(const struct attend_args *args, const struct tile *tile, i
     *begin = first, *end = last;
 }
 
-/* Who sees what in one step; returns whether every query sees every key of it. seen[n]: some query sees key n. */
-static int find_visible(
+/* Whether every query of the tile sees every key of a step, where that is plain without looking at each. */
+static int sees_all(const struct attend_args *args, const struct tile *tile, int lowest, int start, int begin, int end) {
+    int is_causal = args->causal_rows ? args->causal_rows[tile->row] : args->is_causal;
+    int highest = lowest + tile->num_queries - 1;
+    int first = start * args->num_ranks + args->rank, last = (start + KEYS_PER_STEP - 1) * args->num_ranks + args->rank;
+    if (args->mask || start < begin || start + KEYS_PER_STEP > end) return 0;
+    if (is_causal && last > lowest) return 0;
+    if (args->window && (highest - first >= args->window || last - lowest >= args->window)) return 0;
+    if (args->chunk_len && (lowest / args->chunk_len != last / args->chunk_len || highest / args->chunk_len != first / args->chunk_len)) return 0;
+    return 1;
+}
+
+/* Who sees what in one step. seen[n]: some query sees key n. */
+static void find_visible(
     const struct attend_args *args, const struct tile *tile, int lowest, int start, int begin, int end, uint8_t *visible, uint8_t *seen
 ) {
-    int row = tile->row, seq_len = args->seq_lens[row], all = 1;
+    int row = tile->row, seq_len = args->seq_lens[row];
     int is_causal = !args->mask && (args->causal_rows ? args->causal_rows[row] : args->is_causal);
     memset(seen, 0, KEYS_PER_STEP);
     for (int t = 0; t < tile->num_queries; t++) {
@@ -74,113 +96,198 @@ static int find_visible(
             if (args->chunk_len) sees &= position / args->chunk_len == key / args->chunk_len;
             visible[t * KEYS_PER_STEP + n] = (uint8_t)sees;
             seen[n] |= (uint8_t)sees;
-            all &= sees;
         }
     }
-    return all;
 }
 
-/* K and V of one step as floats; what nobody sees is 0 and not read, since it may be anything. */
-static void read_keys(const struct attend_args *args, const struct tile *tile, int start, const uint8_t *seen, const struct place *at) {
-    int size = element_size(args->kv_type), dim = padded(args->head_dim), value_dim = padded(args->value_dim);
-    int query_start = args->query_start_loc[tile->row];
-    const int32_t *table = args->block_table ? args->block_table + (int64_t)tile->row * args->table_stride : 0;
+typedef int8_t byte_vec __attribute__((vector_size(WIDTH), aligned(1), may_alias));
+
+/* WIDTH elements as floats. */
+INLINE vec read_vector(const char *at, int type) {
+    if (type == FLOAT32) return load((const float *)at);
+    if (type == BFLOAT16) return (vec)(load_shorts(at) << 16);
+    if (type == FLOAT16) return load_halves(at);
+    if (type == INT8) return __builtin_convertvector(*(const byte_vec *)at, vec);
+    float values[WIDTH];
+    read_elements(at, type, WIDTH, WIDTH, values);
+    return load(values);
+}
+
+/* The first `count` of them, then 0. */
+static vec read_some(const char *at, int type, int count) {
+    float values[WIDTH];
+    read_elements(at, type, count, WIDTH, values);
+    return load(values);
+}
+
+/* Turned keys, and values, of one step as floats. keys, values: where each begins. */
+INLINE void read_type(const struct attend_args *args, const char *const *keys, const char *const *values, int type, const struct place *at) {
+    int size = element_size(type), dim = args->head_dim, value_dim = args->value_dim, stride = padded(value_dim);
+    for (int first = 0; first < KEYS_PER_STEP; first += WIDTH)
+        for (int i = 0; i < dim; i += WIDTH) {
+            vec rows[WIDTH];
+            if (i + WIDTH <= dim)
+                for (int n = 0; n < WIDTH; n++) rows[n] = read_vector(keys[first + n] + i * size, type);
+            else
+                for (int n = 0; n < WIDTH; n++) rows[n] = read_some(keys[first + n] + i * size, type, dim - i);
+            transpose(rows);
+            for (int j = 0; j < WIDTH; j++) store(at->keys + (i + j) * KEYS_PER_STEP + first, rows[j]);
+        }
     for (int n = 0; n < KEYS_PER_STEP; n++) {
-        float *key = at->key + n * dim, *value = at->value + n * value_dim;
-        if (!seen[n]) {
-            memset(key, 0, (size_t)dim * 4);
-            memset(value, 0, (size_t)value_dim * 4);
-            continue;
-        }
-        int64_t block = table ? table[(start + n) / args->block_size] : 0;
-        int64_t token = table ? (start + n) % args->block_size : query_start + start + n;
-        const struct kv_view *k = &args->key, *v = &args->value;
-        int64_t k_place = block * k->block_stride + token * k->token_stride + tile->kv_head * k->head_stride;
-        int64_t v_place = block * v->block_stride + token * v->token_stride + tile->kv_head * v->head_stride;
-        read_elements((const char *)k->base + k_place * size, args->kv_type, args->head_dim, dim, key);
-        read_elements((const char *)v->base + v_place * size, args->kv_type, args->value_dim, value_dim, value);
-    }
-}
-
-/* scores[row, n] = query[row] . key[n] */
-static void multiply_keys(const struct place *at, int rows, int dim) {
-    for (int row = 0; row < rows; row++) {
-        const float *q = at->query + (int64_t)row * dim;
-        float *scores = at->scores + (int64_t)row * KEYS_PER_STEP;
-        for (int n = 0; n < KEYS_PER_STEP; n += 8) {
-            const float *k = at->key + n * dim;
-            vec a[8];
-            for (int j = 0; j < 8; j++) a[j] = splat(0.0f);
-            for (int i = 0; i < dim; i += WIDTH) {
-                vec x = load(q + i);
-                for (int j = 0; j < 8; j++) a[j] += x * load(k + j * dim + i);
-            }
-            vec4 first = sums(a[0], a[1], a[2], a[3]), second = sums(a[4], a[5], a[6], a[7]);
-            memcpy(scores + n, &first, 16);
-            memcpy(scores + n + 4, &second, 16);
-        }
-    }
-}
-
-/* Scale, soft cap, ALiBi and mask, in this order. */
-static void shape_scores(
-    const struct attend_args *args, const struct tile *tile, const struct place *at, int lowest, int start, int all_visible
-) {
-    int group = args->num_heads / args->num_kv_heads;
-    for (int row = 0; row < tile->num_queries * group; row++) {
-        int token = row / group, head = tile->kv_head * group + row % group;
-        float *scores = at->scores + (int64_t)row * KEYS_PER_STEP;
-        const uint8_t *visible = at->visible + token * KEYS_PER_STEP;
-        for (int n = 0; n < KEYS_PER_STEP; n += WIDTH) {
-            vec s = load(scores + n) * splat(args->score_scale);
-            if (args->soft_cap > 0.0f) s = splat(args->soft_cap) * hyperbolic_tangent(s / splat(args->soft_cap));
-            store(scores + n, s);
-        }
-        if (args->alibi_slopes)
-            for (int n = 0; n < KEYS_PER_STEP; n++) {
-                int key = (start + n) * args->num_ranks + args->rank;
-                scores[n] -= args->alibi_slopes[head] * fabsf((float)(lowest + token - key));
-            }
-        if (!all_visible)
-            for (int n = 0; n < KEYS_PER_STEP; n++) scores[n] = visible[n] ? scores[n] : -INFINITY;
-    }
-}
-
-/* total = total * shrink + weights . values, for `count` vectors side by side: several sums at a time hide the latency of each. */
-static inline __attribute__((always_inline)) void add_values(
-    const float *weights, const float *values, int stride, float shrink, float *total, int count
-) {
-    vec sums[8];
-    for (int j = 0; j < count; j++) sums[j] = splat(0.0f);
-    for (int n = 0; n < KEYS_PER_STEP; n++) {
-        vec weight = splat(weights[n]);
-        for (int j = 0; j < count; j++) sums[j] += weight * load(values + (int64_t)n * stride + j * WIDTH);
-    }
-    for (int j = 0; j < count; j++) store(total + j * WIDTH, load(total + j * WIDTH) * splat(shrink) + sums[j]);
-}
-
-/* Online softmax: weights replace the scores, sums shrink to the new peak and take the step in. */
-static void add_step(const struct place *at, int rows, int value_dim, struct partial *into) {
-    for (int row = 0; row < rows; row++) {
-        float *scores = at->scores + (int64_t)row * KEYS_PER_STEP, *total = into->sum + (int64_t)row * value_dim;
-        vec high = load(scores);
-        for (int n = WIDTH; n < KEYS_PER_STEP; n += WIDTH) high = largest(high, load(scores + n));
-        float old_peak = into->peak[row], new_peak = peak(high) > old_peak ? peak(high) : old_peak;
-        if (new_peak == -INFINITY) continue;
-        float shrink = old_peak == -INFINITY ? 0.0f : exponential(splat(old_peak - new_peak))[0];
-        vec added = splat(0.0f);
-        for (int n = 0; n < KEYS_PER_STEP; n += WIDTH) {
-            vec weights = exponential(load(scores + n) - splat(new_peak));
-            store(scores + n, weights);
-            added += weights;
-        }
-        into->peak[row] = new_peak;
-        into->total[row] = into->total[row] * shrink + sum(added);
+        float *value = at->values + n * stride;
         int i = 0;
-        for (; i + 8 * WIDTH <= value_dim; i += 8 * WIDTH) add_values(scores, at->value + i, value_dim, shrink, total + i, 8);
-        for (; i + 4 * WIDTH <= value_dim; i += 4 * WIDTH) add_values(scores, at->value + i, value_dim, shrink, total + i, 4);
-        for (; i < value_dim; i += WIDTH) add_values(scores, at->value + i, value_dim, shrink, total + i, 1);
+        for (; i + WIDTH <= value_dim; i += WIDTH) store(value + i, read_vector(values[n] + i * size, type));
+        for (; i < stride; i += WIDTH) store(value + i, read_some(values[n] + i * size, type, value_dim > i ? value_dim - i : 0));
     }
+}
+
+/* Where the K and V of keys `start` .. `end` - 1 lie, a step at most. */
+INLINE void find_keys(const struct attend_args *args, const struct tile *tile, int start, int end, const char **keys, const char **values) {
+    const int32_t *table = args->block_table ? args->block_table + (int64_t)tile->row * args->table_stride : 0;
+    const struct kv_view *k = &args->key, *v = &args->value;
+    int entry = table ? start / args->block_size : 0, token = table ? start % args->block_size : args->query_start_loc[tile->row] + start;
+    int64_t size = element_size(args->kv_type);
+    for (int n = 0; n < end - start; n++) {
+        int64_t block = table ? table[entry] : 0;
+        keys[n] = (const char *)k->base + (block * k->block_stride + token * k->token_stride + tile->kv_head * k->head_stride) * size;
+        values[n] = (const char *)v->base + (block * v->block_stride + token * v->token_stride + tile->kv_head * v->head_stride) * size;
+        if (++token == args->block_size && table) token = 0, entry++;
+    }
+}
+
+/* Ask for the next step's keys while this one's are worked on: scattered as they are, the machine does not foresee them. */
+static void fetch_ahead(const struct attend_args *args, const struct tile *tile, int start, int end) {
+    const char *keys[KEYS_PER_STEP], *values[KEYS_PER_STEP];
+    int last = start + KEYS_PER_STEP < end ? start + KEYS_PER_STEP : end, size = element_size(args->kv_type);
+    find_keys(args, tile, start, last, keys, values);
+    for (int n = 0; n < last - start; n++) {
+        for (int i = 0; i < args->head_dim * size; i += 64) __builtin_prefetch(keys[n] + i, 0, 2);
+        for (int i = 0; i < args->value_dim * size; i += 64) __builtin_prefetch(values[n] + i, 0, 2);
+    }
+}
+
+/* K, turned, and V of one step as floats; what nobody sees is 0 and not read, since it may be anything. */
+static void read_keys(const struct attend_args *args, const struct tile *tile, int start, int end, const uint8_t *seen, const struct place *at) {
+    const char *keys[KEYS_PER_STEP], *values[KEYS_PER_STEP];
+    int last = start + KEYS_PER_STEP < end ? start + KEYS_PER_STEP : end;
+    find_keys(args, tile, start, last, keys, values);
+    for (int n = 0; n < KEYS_PER_STEP; n++)
+        if (start + n >= last || !seen[n]) keys[n] = values[n] = at->zeros;
+    switch (args->kv_type) { /* so that each type gets a loop of its own */
+    case FLOAT32: read_type(args, keys, values, FLOAT32, at); break;
+    case BFLOAT16: read_type(args, keys, values, BFLOAT16, at); break;
+    case FLOAT16: read_type(args, keys, values, FLOAT16, at); break;
+    case INT8: read_type(args, keys, values, INT8, at); break;
+    default: read_type(args, keys, values, args->kv_type, at);
+    }
+}
+
+/* scores[row, n] = query[row] . key[n], for R rows. Each score has one accumulator. */
+INLINE void multiply_keys(const struct place *at, const float *query, int dim, int stride, int R) {
+    for (int n = 0; n < KEYS_PER_STEP; n += VECTORS_AT_ONCE * WIDTH) {
+        vec sums[ROWS_AT_ONCE][VECTORS_AT_ONCE];
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < VECTORS_AT_ONCE; v++) sums[r][v] = splat(0.0f);
+        for (int i = 0; i < dim; i++) {
+            vec keys[VECTORS_AT_ONCE];
+            for (int v = 0; v < VECTORS_AT_ONCE; v++) keys[v] = load(at->keys + i * KEYS_PER_STEP + n + v * WIDTH);
+            for (int r = 0; r < R; r++) {
+                vec x = splat(query[r * stride + i]);
+                for (int v = 0; v < VECTORS_AT_ONCE; v++) sums[r][v] = multiply_add(keys[v], x, sums[r][v]);
+            }
+        }
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < VECTORS_AT_ONCE; v++) store(at->scores + r * KEYS_PER_STEP + n + v * WIDTH, sums[r][v]);
+    }
+}
+
+/* Soft cap, ALiBi and mask of one row, in this order. */
+static void shape_scores(const struct attend_args *args, int head, int position, int start, const uint8_t *visible, float *scores) {
+    if (args->soft_cap > 0.0f)
+        for (int n = 0; n < KEYS_PER_STEP; n += WIDTH)
+            store(scores + n, splat(args->soft_cap) * hyperbolic_tangent(load(scores + n) / splat(args->soft_cap)));
+    if (args->alibi_slopes)
+        for (int n = 0; n < KEYS_PER_STEP; n++) {
+            int key = (start + n) * args->num_ranks + args->rank;
+            scores[n] -= args->alibi_slopes[head] * fabsf((float)(position - key));
+        }
+    if (visible)
+        for (int n = 0; n < KEYS_PER_STEP; n++) scores[n] = visible[n] ? scores[n] : -INFINITY;
+}
+
+/* Online softmax: weights replace the scores, the total shrinks to the new peak and takes them in. Returns the factor of shrinking. */
+INLINE float weigh(float *scores, float *peak_of_row, float *total) {
+    vec high = load(scores);
+    for (int n = WIDTH; n < KEYS_PER_STEP; n += WIDTH) high = largest(high, load(scores + n));
+    float old_peak = *peak_of_row, new_peak = peak(high) > old_peak ? peak(high) : old_peak;
+    if (new_peak == -INFINITY) {
+        memset(scores, 0, KEYS_PER_STEP * sizeof *scores);
+        return 1.0f;
+    }
+    float shrink = old_peak == -INFINITY ? 0.0f : exponential(splat(old_peak - new_peak))[0];
+    vec added = splat(0.0f);
+    for (int n = 0; n < KEYS_PER_STEP; n += WIDTH) {
+        vec weights = exponential(load(scores + n) - splat(new_peak));
+        store(scores + n, weights);
+        added += weights;
+    }
+    *peak_of_row = new_peak;
+    *total = *total * shrink + sum(added);
+    return shrink;
+}
+
+/* sums[row] = sums[row] * shrink[row] + weights[row] . values, for R rows and V vectors side by side. */
+INLINE void add_values(const float *weights, const float *values, int stride, const float *shrink, float *into, int R, int V) {
+    vec sums[ROWS_AT_ONCE][VECTORS_AT_ONCE];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) sums[r][v] = splat(0.0f);
+    for (int n = 0; n < KEYS_PER_STEP; n++) {
+        vec value[VECTORS_AT_ONCE];
+        for (int v = 0; v < V; v++) value[v] = load(values + (int64_t)n * stride + v * WIDTH);
+        for (int r = 0; r < R; r++) {
+            vec weight = splat(weights[r * KEYS_PER_STEP + n]);
+            for (int v = 0; v < V; v++) sums[r][v] = multiply_add(weight, value[v], sums[r][v]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) {
+            float *at = into + (int64_t)r * stride + v * WIDTH;
+            store(at, multiply_add(load(at), splat(shrink[r]), sums[r][v]));
+        }
+}
+
+/* A step's keys into the sums of rows first .. first + R - 1. */
+INLINE void add_rows(
+    const struct attend_args *args, const struct tile *tile, const struct place *at, int lowest, int start, int all_visible, int first, int R,
+    struct partial *into
+) {
+    int group = args->num_heads / args->num_kv_heads, stride = padded(args->head_dim), value_dim = padded(args->value_dim);
+    float shrink[ROWS_AT_ONCE];
+    multiply_keys(at, at->query + (int64_t)first * stride, args->head_dim, stride, R);
+    for (int r = 0; r < R; r++) {
+        int row = first + r, token = row / group;
+        float *scores = at->scores + r * KEYS_PER_STEP;
+        if (!all_visible || args->soft_cap > 0.0f || args->alibi_slopes)
+            shape_scores(
+                args, tile->kv_head * group + row % group, lowest + token, start, all_visible ? 0 : at->visible + token * KEYS_PER_STEP, scores
+            );
+        shrink[r] = weigh(scores, into->peak + row, into->total + row);
+    }
+    float *sums = into->sum + (int64_t)first * value_dim;
+    int i = 0;
+    for (; i + VECTORS_AT_ONCE * WIDTH <= value_dim; i += VECTORS_AT_ONCE * WIDTH)
+        add_values(at->scores, at->values + i, value_dim, shrink, sums + i, R, VECTORS_AT_ONCE);
+    for (; i < value_dim; i += WIDTH) add_values(at->scores, at->values + i, value_dim, shrink, sums + i, R, 1);
+}
+
+static void add_step(
+    const struct attend_args *args, const struct tile *tile, const struct place *at, int lowest, int start, int all_visible, int rows,
+    struct partial *into
+) {
+    int row = 0;
+    for (; row + ROWS_AT_ONCE <= rows; row += ROWS_AT_ONCE) add_rows(args, tile, at, lowest, start, all_visible, row, ROWS_AT_ONCE, into);
+    for (; row + 3 <= rows; row += 3) add_rows(args, tile, at, lowest, start, all_visible, row, 3, into);
+    for (; row < rows; row++) add_rows(args, tile, at, lowest, start, all_visible, row, 1, into);
 }
 
 void NAME(slotwise_tile_)(const struct attend_args *args, const struct tile *tile, struct partial *into, char *scratch) {
@@ -189,21 +296,26 @@ void NAME(slotwise_tile_)(const struct attend_args *args, const struct tile *til
     int query_start = args->query_start_loc[tile->row], query_len = args->query_start_loc[tile->row + 1] - query_start;
     int lowest = args->seq_lens[tile->row] - query_len + tile->first_query, begin, end;
     uint8_t seen[KEYS_PER_STEP];
-    struct place at = lay_out(args, tile->num_queries, scratch);
+    struct place at;
+    lay_out(args, scratch, &at);
+    memset(at.zeros, 0, (size_t)(dim > value_dim ? dim : value_dim) * sizeof(float));
     for (int row = 0; row < rows; row++) {
         int64_t token = query_start + tile->first_query + row / group, head = tile->kv_head * group + row % group;
         const char *from = (const char *)args->query + (token * args->query_token_stride + head * args->query_head_stride) * size;
-        read_elements(from, args->query_type, args->head_dim, dim, at.query + (int64_t)row * dim);
+        float *query = at.query + (int64_t)row * dim;
+        read_elements(from, args->query_type, args->head_dim, dim, query);
+        for (int i = 0; i < dim; i += WIDTH) store(query + i, load(query + i) * splat(args->score_scale));
         into->peak[row] = -INFINITY, into->total[row] = 0.0f;
         memset(into->sum + (int64_t)row * value_dim, 0, (size_t)value_dim * 4);
     }
     key_range(args, tile, lowest, &begin, &end);
     for (int start = begin / KEYS_PER_STEP * KEYS_PER_STEP; start < end; start += KEYS_PER_STEP) {
-        int all_visible = find_visible(args, tile, lowest, start, begin, end, at.visible, seen);
-        read_keys(args, tile, start, seen, &at);
-        multiply_keys(&at, rows, dim);
-        shape_scores(args, tile, &at, lowest, start, all_visible);
-        add_step(&at, rows, value_dim, into);
+        int all_visible = sees_all(args, tile, lowest, start, begin, end);
+        if (all_visible) memset(seen, 1, KEYS_PER_STEP);
+        else find_visible(args, tile, lowest, start, begin, end, at.visible, seen);
+        read_keys(args, tile, start, end, seen, &at);
+        if (rows <= ROWS_AT_ONCE && start + KEYS_PER_STEP < end) fetch_ahead(args, tile, start + KEYS_PER_STEP, end);
+        add_step(args, tile, &at, lowest, start, all_visible, rows, into);
     }
 }
 

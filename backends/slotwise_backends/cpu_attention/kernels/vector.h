@@ -6,6 +6,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 #define WIDTH 16
 #elif defined(__AVX__)
@@ -21,8 +25,74 @@ typedef float vec8 __attribute__((vector_size(32)));
 static inline __attribute__((always_inline)) vec splat(float x) { return x - (vec){0}; }
 static inline __attribute__((always_inline)) vec load(const float *p) { return *(const vec *)p; }
 static inline __attribute__((always_inline)) void store(float *p, vec x) { *(vec *)p = x; }
+/* The numbers of 16 bits at an address, widened. (The compiler's own conversion goes through halves.) */
+static inline __attribute__((always_inline)) ivec load_shorts(const void *p) {
+#if defined(__AVX512F__)
+    return (ivec)_mm512_cvtepu16_epi32(_mm256_loadu_si256(p));
+#elif defined(__AVX2__)
+    return (ivec)_mm256_cvtepu16_epi32(_mm_loadu_si128(p));
+#else
+    typedef uint16_t shorts __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
+    return __builtin_convertvector(*(const shorts *)p, ivec);
+#endif
+}
+
+/* Their lower 16 bits. */
+static inline __attribute__((always_inline)) void store_shorts(void *p, ivec x) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256(p, _mm512_cvtepi32_epi16((__m512i)x));
+#else
+    typedef uint16_t shorts __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
+    *(shorts *)p = __builtin_convertvector(x, shorts);
+#endif
+}
+
+static inline __attribute__((always_inline)) vec load_halves(const void *p) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(p));
+#else
+    typedef _Float16 halves __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
+    return __builtin_convertvector(*(const halves *)p, vec);
+#endif
+}
+
 static inline __attribute__((always_inline)) vec choose(ivec mask, vec yes, vec no) { return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask)); }
 static inline __attribute__((always_inline)) vec largest(vec a, vec b) { return choose(a > b, a, b); }
+
+/* a * b + c with one rounding where the instruction set can. Spelled out, because the compiler fuses now in one place and now in another, and
+   results would depend on which copy of the code ran. */
+static inline __attribute__((always_inline)) vec multiply_add(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+#if WIDTH == 16
+#define LOWER_HALVES 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define UPPER_HALVES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif WIDTH == 8
+#define LOWER_HALVES 0, 8, 1, 9, 2, 10, 3, 11
+#define UPPER_HALVES 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define LOWER_HALVES 0, 4, 1, 5
+#define UPPER_HALVES 2, 6, 3, 7
+#endif
+
+/* Rows become columns. Each pass interleaves row i with row i + WIDTH / 2, like the two halves of a pack of cards; log2(WIDTH) passes do. */
+static inline __attribute__((always_inline)) void transpose(vec rows[WIDTH]) {
+    for (int pass = 1; pass < WIDTH; pass *= 2) {
+        vec next[WIDTH];
+        for (int i = 0; i < WIDTH / 2; i++) {
+            next[2 * i] = __builtin_shufflevector(rows[i], rows[i + WIDTH / 2], LOWER_HALVES);
+            next[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + WIDTH / 2], UPPER_HALVES);
+        }
+        for (int i = 0; i < WIDTH; i++) rows[i] = next[i];
+    }
+}
 
 static inline __attribute__((always_inline)) vec4 fold(vec x) {
 #if WIDTH == 16
@@ -33,14 +103,6 @@ static inline __attribute__((always_inline)) vec4 fold(vec x) {
 #else
     return x;
 #endif
-}
-
-/* The sums of four vectors, side by side. */
-static inline __attribute__((always_inline)) vec4 sums(vec a, vec b, vec c, vec d) {
-    vec4 w = fold(a), x = fold(b), y = fold(c), z = fold(d);
-    vec4 wx = __builtin_shufflevector(w, x, 0, 4, 1, 5) + __builtin_shufflevector(w, x, 2, 6, 3, 7); /* w02 x02 w13 x13 */
-    vec4 yz = __builtin_shufflevector(y, z, 0, 4, 1, 5) + __builtin_shufflevector(y, z, 2, 6, 3, 7);
-    return __builtin_shufflevector(wx, yz, 0, 1, 4, 5) + __builtin_shufflevector(wx, yz, 2, 3, 6, 7);
 }
 
 static inline __attribute__((always_inline)) float sum(vec x) {

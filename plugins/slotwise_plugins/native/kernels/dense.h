@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#define SLOTWISE_DENSE_ABI_VERSION 1
+#define SLOTWISE_DENSE_ABI_VERSION 2
 #define PANEL 16 /* output features side by side in memory */
 #define GROUP 32 /* inputs that share a scale in the quantised kinds */
 
@@ -55,6 +55,31 @@ struct gate_args {
     void *out;
     int64_t x_stride, out_stride;
     int32_t num_rows, size, out_type, activation, num_threads;
+};
+
+/* A chain: row-wise operations one after another, each of which reads named rows and writes others. It runs block by block, all links on
+   some rows before the next ones, so that what lies between two links stays in the cache. */
+enum link_kind { LINK_LINEAR, LINK_NORM, LINK_ROPE, LINK_GATE };
+
+struct rows {
+    void *base;
+    int64_t stride; /* elements */
+    int32_t type;
+    int32_t is_whole; /* has a place for every row of the call; else for those of one block */
+};
+
+struct link {
+    int32_t kind, source, target, adds; /* source, target: index of `rows` */
+    const void *parameters;             /* of its kind; what the chain knows is filled in by it */
+};
+
+struct chain_args {
+    const struct link *links;
+    const struct rows *rows;
+    const int64_t *positions; /* [num_rows] */
+    void *scratch;            /* for a block of rows */
+    int64_t num_links, num_rows, block_size;
+    int32_t num_threads;
 };
 
 int64_t slotwise_linear_scratch(const struct linear_args *args);

@@ -140,3 +140,46 @@ void slotwise_linear(const struct linear_args *args) {
 void slotwise_norm(const struct norm_args *args) { for_rows(args, args->num_rows, args->num_threads, (row_function)current()->norm); }
 void slotwise_rope(const struct rope_args *args) { for_rows(args, args->num_rows, args->num_threads, (row_function)current()->rope); }
 void slotwise_gate(const struct gate_args *args) { for_rows(args, args->num_rows, args->num_threads, (row_function)current()->gate); }
+
+static void *at_row(const struct rows *rows, int64_t row) {
+    return (char *)rows->base + (rows->is_whole ? row * rows->stride * (rows->type == ELEMENT_F32 ? 4 : 2) : 0);
+}
+
+static void run_link(const struct chain_args *chain, const struct link *link, int64_t first, int32_t count) {
+    const struct rows *source = &chain->rows[link->source], *target = &chain->rows[link->target];
+    void *in = at_row(source, first), *out = at_row(target, first);
+    int32_t threads = chain->num_threads;
+    if (link->kind == LINK_LINEAR) {
+        struct linear_args args = *(const struct linear_args *)link->parameters;
+        args.x = in, args.x_stride = source->stride, args.x_type = source->type;
+        args.y = out, args.y_stride = target->stride, args.y_type = target->type;
+        args.scratch = chain->scratch, args.num_rows = count, args.adds = link->adds, args.num_threads = threads;
+        slotwise_linear(&args);
+    } else if (link->kind == LINK_NORM) {
+        struct norm_args args = *(const struct norm_args *)link->parameters;
+        args.x = in, args.x_stride = source->stride, args.x_type = source->type;
+        args.out = out, args.out_stride = target->stride, args.out_type = target->type;
+        args.num_rows = count, args.adds = link->adds, args.num_threads = threads;
+        slotwise_norm(&args);
+    } else if (link->kind == LINK_ROPE) {
+        struct rope_args args = *(const struct rope_args *)link->parameters;
+        args.qkv = in, args.qkv_stride = source->stride, args.positions = chain->positions + first;
+        args.out = out, args.out_stride = target->stride, args.out_type = target->type;
+        args.num_rows = count, args.num_threads = threads;
+        slotwise_rope(&args);
+    } else {
+        struct gate_args args = *(const struct gate_args *)link->parameters;
+        args.x = in, args.x_stride = source->stride;
+        args.out = out, args.out_stride = target->stride, args.out_type = target->type;
+        args.num_rows = count, args.num_threads = threads;
+        slotwise_gate(&args);
+    }
+}
+
+void slotwise_chain(const struct chain_args *chain) {
+    for (int64_t first = 0; first < chain->num_rows; first += chain->block_size) {
+        int64_t left = chain->num_rows - first;
+        int32_t count = (int32_t)(left < chain->block_size ? left : chain->block_size);
+        for (int64_t i = 0; i < chain->num_links; i++) run_link(chain, &chain->links[i], first, count);
+    }
+}

@@ -7,10 +7,6 @@
 #include "formats.h"
 #include "vector.h"
 
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
-
 #define JOIN2(a, b) a##b
 #define JOIN(a, b) JOIN2(a, b)
 #define NAME(stem) JOIN(stem, VARIANT)
@@ -18,19 +14,13 @@
 #define INLINE static inline __attribute__((always_inline))
 #define ROWS_PER_BLOCK 64 /* whose prepared inputs stay in the cache while all panels pass */
 #define HALF_RANGE 127.0f
+#define MOST_PANELS 4
+#define MOST_ROWS 8
 
-typedef _Float16 half_vec __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
+/* Of the largest block: a size that the compiler knows, or it keeps the sums in memory. */
+typedef vec block_sums[MOST_PANELS][MOST_ROWS][V];
 
-/* Spelled out, because the compiler fuses now in one place and now in another, and rows would depend on their company. */
-INLINE vec multiply_add(vec a, vec b, vec c) {
-#if defined(__AVX512F__)
-    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-    return a * b + c;
-#endif
-}
+typedef int8_t byte_vec __attribute__((vector_size(WIDTH), aligned(1), may_alias));
 
 /* -- inputs -- */
 
@@ -48,25 +38,36 @@ static int64_t row_bytes(const struct linear_args *args) {
 
 int64_t NAME(slotwise_row_bytes_)(const struct linear_args *args) { return row_bytes(args); }
 
-static void quantise(float *values, int64_t k, char *out) {
+/* To the nearest, ties to even: adding 1.5 * 2^23 rounds to an integer that stands in the low bits. */
+INLINE ivec nearest(vec x) { return (ivec)(x + splat(12582912.0f)) - (ivec)splat(12582912.0f); }
+
+/* Groups of signed bytes, each with a scale and the sum of its codes. A group with a value that is not finite gets the scale NaN, so that
+   what is not a number stays none. */
+static void quantise(const float *values, int64_t k, char *out) {
     int8_t *codes = (int8_t *)out;
     float *scales = (float *)(out + k);
     int32_t *sums = (int32_t *)(scales + k / GROUP);
     for (int64_t group = 0; group < k / GROUP; group++) {
-        float high = 0.0f;
         const float *in = values + group * GROUP;
-        for (int i = 0; i < GROUP; i++) high = fabsf(in[i]) > high ? fabsf(in[i]) : high;
-        int is_finite = high < INFINITY;
-        for (int i = 0; i < GROUP; i++) is_finite &= in[i] == in[i];
-        float factor = high > 0.0f && is_finite ? HALF_RANGE / high : 0.0f;
-        int32_t sum = 0;
-        for (int i = 0; i < GROUP; i++) {
-            int32_t code = is_finite ? (int32_t)lrintf(in[i] * factor) : 0;
-            codes[group * GROUP + i] = (int8_t)code;
-            sum += code;
+        vec high = splat(0.0f), spoiled = splat(0.0f);
+        for (int i = 0; i < GROUP; i += WIDTH) {
+            vec x = load(in + i);
+            high = largest(high, (vec)((ivec)x & 0x7fffffff));
+            spoiled += x - x; /* 0, or NaN for what is not finite */
         }
-        scales[group] = is_finite ? high / HALF_RANGE : NAN; /* what is not a number stays none */
-        sums[group] = is_finite ? sum : 1;
+        float top = peak(high), spoilt = sum(spoiled);
+        int is_finite = spoilt == 0.0f;
+        vec factor = splat(top > 0.0f && is_finite ? HALF_RANGE / top : 0.0f);
+        ivec total = {0};
+        for (int i = 0; i < GROUP; i += WIDTH) {
+            ivec code = is_finite ? nearest(load(in + i) * factor) : (ivec){0};
+            total += code;
+            *(byte_vec *)(codes + group * GROUP + i) = __builtin_convertvector(code, byte_vec);
+        }
+        int32_t codes_sum = 0;
+        for (int i = 0; i < WIDTH; i++) codes_sum += total[i];
+        scales[group] = is_finite ? top / HALF_RANGE : NAN;
+        sums[group] = is_finite ? codes_sum : 1;
     }
 }
 
@@ -82,9 +83,9 @@ void NAME(slotwise_prepare_)(const struct linear_args *args, int64_t first, int6
             quantise(values, k, out);
         } else if (args->kind == KIND_BF16) {
 #if defined(__AVX512BF16__)
-            for (int64_t i = 0; i < k; i++) ((uint16_t *)out)[i] = bf16_of_float(values[i]);
+            write_row(values, ELEMENT_BF16, k, out);
 #else
-            for (int64_t i = 0; i < k; i++) ((float *)out)[i] = float_of_bf16(bf16_of_float(values[i]));
+            round_row(values, k, (float *)out);
 #endif
         } else {
             for (int64_t i = 0; i < k; i++) ((float *)out)[i] = values[i];
@@ -94,7 +95,7 @@ void NAME(slotwise_prepare_)(const struct linear_args *args, int64_t first, int6
 
 /* -- products: sum[panel][row][vector] += weights of P panels * R prepared rows -- */
 
-INLINE void product_f32(const float *w, int64_t panel, const char *x, int64_t bytes, int64_t k, int P, int R, vec sum[P][R][V]) {
+INLINE void product_f32(const float *w, int64_t panel, const char *x, int64_t bytes, int64_t k, int P, int R, block_sums sum) {
     for (int64_t i = 0; i < k; i++)
         for (int p = 0; p < P; p++)
             for (int v = 0; v < V; v++) {
@@ -103,7 +104,7 @@ INLINE void product_f32(const float *w, int64_t panel, const char *x, int64_t by
             }
 }
 
-INLINE void product_bf16(const uint16_t *w, int64_t panel, const char *x, int64_t bytes, int64_t k, int P, int R, vec sum[P][R][V]) {
+INLINE void product_bf16(const uint16_t *w, int64_t panel, const char *x, int64_t bytes, int64_t k, int P, int R, block_sums sum) {
     for (int64_t i = 0; i < k / 2; i++)
         for (int p = 0; p < P; p++)
             for (int v = 0; v < V; v++) {
@@ -151,17 +152,15 @@ INLINE ivec dot4(ivec sum, ivec bytes, int32_t four) {
 #endif
 }
 
-INLINE vec half_load(const void *at) { return __builtin_convertvector(*(const half_vec *)at, vec); }
-
 INLINE void product_codes(const struct linear_args *args, int64_t first_panel, const char *x, int64_t bytes, int64_t k, int is_u4, int P, int R,
-                          vec sum[P][R][V]) {
+                          block_sums sum) {
     int64_t groups = k / GROUP, panel = is_u4 ? k / 2 * PANEL : k * PANEL;
     const uint8_t *w = (const uint8_t *)args->weights + first_panel * panel;
     int32_t zero = args->offsets ? 0 : (int32_t)args->zero;
     for (int64_t group = 0; group < groups; group++)
         for (int p = 0; p < P; p++)
             for (int v = 0; v < V; v++) {
-                ivec exact[R];
+                ivec exact[MOST_ROWS];
                 for (int r = 0; r < R; r++)
                     exact[r] = (ivec){0} - zero * ((const int32_t *)(x + r * bytes + k + groups * 4))[group];
                 if (is_u4) {
@@ -183,8 +182,8 @@ INLINE void product_codes(const struct linear_args *args, int64_t first_panel, c
                     }
                 }
                 int64_t place = ((first_panel + p) * groups + group) * PANEL + v * WIDTH;
-                vec scale = half_load((const _Float16 *)args->scales + place);
-                vec offset = args->offsets ? half_load((const _Float16 *)args->offsets + place) : splat(0.0f);
+                vec scale = load_halves((const _Float16 *)args->scales + place);
+                vec offset = args->offsets ? load_halves((const _Float16 *)args->offsets + place) : splat(0.0f);
                 for (int r = 0; r < R; r++) {
                     float x_scale = ((const float *)(x + r * bytes + k))[group];
                     sum[p][r][v] = multiply_add(__builtin_convertvector(exact[r], vec), scale * splat(x_scale), sum[p][r][v]);
@@ -198,7 +197,7 @@ INLINE void product_codes(const struct linear_args *args, int64_t first_panel, c
 
 /* -- outputs -- */
 
-INLINE void put(const struct linear_args *args, int64_t first_panel, int64_t row, int P, int R, vec sum[P][R][V]) {
+INLINE void put(const struct linear_args *args, int64_t first_panel, int64_t row, int P, int R, block_sums sum) {
     for (int p = 0; p < P; p++) {
         int64_t output = (first_panel + p) * PANEL;
         int64_t count = args->num_outputs - output < PANEL ? args->num_outputs - output : PANEL;
@@ -221,7 +220,7 @@ INLINE void put(const struct linear_args *args, int64_t first_panel, int64_t row
 INLINE void block(const struct linear_args *args, int kind, int64_t first_panel, int64_t row, int P, int R) {
     int64_t k = padded_inputs(args), bytes = row_bytes(args);
     const char *x = (const char *)args->scratch + row * bytes;
-    vec sum[P][R][V];
+    block_sums sum;
     for (int p = 0; p < P; p++)
         for (int r = 0; r < R; r++)
             for (int v = 0; v < V; v++) sum[p][r][v] = splat(0.0f);

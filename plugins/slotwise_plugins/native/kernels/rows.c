@@ -8,11 +8,17 @@
 #define JOIN(a, b) JOIN2(a, b)
 #define NAME(stem) JOIN(stem, VARIANT)
 
-/* 1 / rms; sums in double, so that long rows lose nothing. */
+/* 1 / rms. Four vectors of partial sums: each adds up a small share of the row, so that long rows lose little. */
 static float inverse_rms(const float *x, int64_t size, float eps) {
-    double total = 0.0;
-    for (int64_t i = 0; i < size; i++) total += (double)x[i] * x[i];
-    return (float)(1.0 / sqrt(total / (double)size + eps));
+    vec part[4];
+    for (int j = 0; j < 4; j++) part[j] = splat(0.0f);
+    int64_t i = 0;
+    for (; i + 4 * WIDTH <= size; i += 4 * WIDTH)
+        for (int j = 0; j < 4; j++) part[j] = multiply_add(load(x + i + j * WIDTH), load(x + i + j * WIDTH), part[j]);
+    for (; i + WIDTH <= size; i += WIDTH) part[0] = multiply_add(load(x + i), load(x + i), part[0]);
+    float total = sum((part[0] + part[1]) + (part[2] + part[3]));
+    for (; i < size; i++) total += x[i] * x[i];
+    return 1.0f / sqrtf(total / (float)size + eps);
 }
 
 void NAME(slotwise_norm_)(const struct norm_args *args, int64_t first, int64_t end) {
