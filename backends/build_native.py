@@ -56,7 +56,7 @@ ATTENTION = Library(
 DENSE = Library(
     path=ROOT / "plugins/slotwise_plugins/native/_dense.native.so",
     purpose="the linear components dense, int8 and int4",
-    sources=("linear.c", "rows.c"),
+    sources=("linear.c", "rows.c", "pack.c"),
     variants=("baseline", "avx2", "avx512", "avx512dot"),
     includes=(ATTENTION.kernels,),
 )

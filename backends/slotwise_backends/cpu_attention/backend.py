@@ -8,8 +8,9 @@ What this file does not know: how the kernels work (`kernels/tile.c`), how threa
 
 from __future__ import annotations
 
+import ctypes
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -26,7 +27,7 @@ from slotwise.interfaces.attention import (
     MetadataRequest,
 )
 from slotwise_backends.cpu_attention.capabilities import CAPABILITIES
-from slotwise_backends.cpu_attention.native import ELEMENT_TYPES, AttendArgs, KVView, WriteArgs, address, load_kernels
+from slotwise_backends.cpu_attention.native import ELEMENT_TYPES, AttendArgs, AttendStep, KVView, WriteArgs, address, load_kernels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +41,35 @@ class StepMetadata:
     """[num_reqs] int8, where rows differ."""
     mask_start: torch.Tensor | None
     """[num_reqs] int64."""
+    records: dict[tuple[str, bool], AttendStep] = field(default_factory=dict)
+    """By attention type and causality of layers: what the kernels are told."""
+
+    def record(self, layer: AttentionLayer) -> AttendStep:
+        """Made by the first layer of its kind."""
+        known = self.records.get((layer.attention_type, layer.causal))
+        if known is None:
+            known = self.records[layer.attention_type, layer.causal] = self._made(layer)
+        return known
+
+    def _made(self, layer: AttentionLayer) -> AttendStep:
+        common = self.common
+        is_encoder, is_cross = layer.attention_type in (ENCODER, ENCODER_ONLY), layer.attention_type == CROSS
+        is_causal = layer.causal and not is_cross
+        return AttendStep(
+            query_start_loc=address(common.query_start_loc),
+            seq_lens=address(common.seq_lens),
+            num_keys=address(common.encoder_seq_lens if is_cross else common.seq_lens if is_encoder else self.num_keys),
+            block_table=None if is_encoder else address(common.block_table),
+            table_stride=common.block_table.stride(0),
+            causal_rows=address(self.causal_rows) if is_causal else None,
+            mask=None if is_cross else address(common.custom_mask),
+            mask_start=address(self.mask_start),
+            num_rows=common.num_reqs,
+            is_causal=is_causal and common.causal is not False,
+            num_ranks=common.context_parallel_size,
+            rank=common.context_parallel_rank,
+            num_threads=torch.get_num_threads(),
+        )
 
 
 class CpuAttention(AttentionBackend):
@@ -68,7 +98,7 @@ class CpuAttention(AttentionBackend):
         )
 
     def update_block_table(self, metadata: StepMetadata, block_table: torch.Tensor, slot_mapping: torch.Tensor) -> StepMetadata:
-        return replace(metadata, common=replace(metadata.common, block_table=block_table, slot_mapping=slot_mapping))
+        return replace(metadata, common=replace(metadata.common, block_table=block_table, slot_mapping=slot_mapping), records={})
 
     def write_kv(self, write: KVWrite) -> None:
         bound = self._bound(write.layer, write.kv_cache)
@@ -76,8 +106,8 @@ class CpuAttention(AttentionBackend):
         is_plain = key.dtype == write.kv_cache.dtype
         assert not is_plain or (write.k_scale == 1.0 and write.v_scale == 1.0), "only quantised caches have scales"
         args = bound.write
-        args.key, args.source_type = key.data_ptr(), ELEMENT_TYPES[key.dtype]
-        args.num_tokens, args.key_token_stride, args.key_head_stride = len(key), key.stride(0), key.stride(1)
+        args.key, args.source_type, args.num_tokens = key.data_ptr(), ELEMENT_TYPES[key.dtype], key.shape[0]
+        args.key_token_stride, args.key_head_stride, _ = key.stride()
         args.value = None if value is None else value.data_ptr()
         args.value_token_stride, args.value_head_stride = (0, 0) if value is None else value.stride()[:2]
         args.slots, args.num_threads = write.slot_mapping.data_ptr(), torch.get_num_threads()
@@ -95,23 +125,15 @@ class CpuAttention(AttentionBackend):
             self._attend(call, step)
 
     def _attend(self, call: AttentionCall, step: StepMetadata) -> None:
-        layer, common, query = call.layer, step.common, _contiguous_heads(call.query)
-        is_encoder, is_cross = layer.attention_type in (ENCODER, ENCODER_ONLY), layer.attention_type == CROSS
+        layer, query = call.layer, _contiguous_heads(call.query)
+        is_encoder = layer.attention_type in (ENCODER, ENCODER_ONLY)
         args = (_encoder_layer(call) if is_encoder else self._bound(layer, call.kv_cache)).attend
-        num_keys = common.encoder_seq_lens if is_cross else common.seq_lens if is_encoder else step.num_keys
-        is_causal = layer.causal and not is_cross
+        args.step = ctypes.addressof(step.record(layer))
         args.query, args.query_type = query.data_ptr(), ELEMENT_TYPES[query.dtype]
-        args.query_token_stride, args.query_head_stride = query.stride()[:2]
+        args.query_token_stride, args.query_head_stride, _ = query.stride()
         args.output, args.lse = call.output.data_ptr(), address(call.lse)
-        args.query_start_loc, args.seq_lens, args.num_keys = address(common.query_start_loc), address(common.seq_lens), address(num_keys)
-        args.block_table, args.table_stride = None if is_encoder else address(common.block_table), common.block_table.stride(0)
-        args.causal_rows = address(step.causal_rows) if is_causal else None
-        args.mask, args.mask_start = None if is_cross else address(common.custom_mask), address(step.mask_start)
-        args.sinks = address(call.sinks) if common.context_parallel_rank == 0 else None
+        args.sinks = address(call.sinks) if step.common.context_parallel_rank == 0 else None
         args.alibi_slopes = address(call.alibi_slopes)
-        args.num_rows, args.is_causal = common.num_reqs, is_causal and common.causal is not False
-        args.num_ranks, args.rank = common.context_parallel_size, common.context_parallel_rank
-        args.num_threads = torch.get_num_threads()
         args.score_scale = layer.scale * (1.0 if is_encoder else call.k_scale)
         args.value_scale = 1.0 if is_encoder else call.k_scale if layer.is_mla else call.v_scale
         self.kernels.attend(args)

@@ -15,7 +15,7 @@ import torch
 from slotwise.errors import ComponentUnavailableError
 from slotwise_backends.cpu_attention.capabilities import LIBRARY, missing_library
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.float8_e4m3fn: 4}
 
 
@@ -36,24 +36,30 @@ class KVView(ctypes.Structure):
         return cls(tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2))
 
 
-class AttendArgs(ctypes.Structure):
-    """`struct attend_args`."""
+class AttendStep(ctypes.Structure):
+    """`struct attend_step`."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("query", "output", "lse")),
-        ("key", KVView),
-        ("value", KVView),
         *(
             (name, ctypes.c_void_p)
             for name in ("query_start_loc", "seq_lens", "num_keys", "block_table", "causal_rows", "mask", "mask_start")
         ),
+        ("table_stride", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("num_rows", "is_causal", "num_ranks", "rank", "num_threads")),
+    )
+
+
+class AttendArgs(ctypes.Structure):
+    """`struct attend_args`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("step", "query", "output", "lse")),
+        ("key", KVView),
+        ("value", KVView),
         *((name, ctypes.c_void_p) for name in ("sinks", "alibi_slopes")),
-        *((name, ctypes.c_int64) for name in ("query_token_stride", "query_head_stride", "table_stride")),
-        *((name, ctypes.c_int32) for name in ("num_rows", "num_heads", "num_kv_heads", "head_dim", "value_dim", "block_size")),
-        *(
-            (name, ctypes.c_int32)
-            for name in ("query_type", "kv_type", "is_causal", "window", "chunk_len", "num_ranks", "rank", "num_threads")
-        ),
+        *((name, ctypes.c_int64) for name in ("query_token_stride", "query_head_stride")),
+        *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "value_dim", "block_size")),
+        *((name, ctypes.c_int32) for name in ("query_type", "kv_type", "window", "chunk_len")),
         *((name, ctypes.c_float) for name in ("score_scale", "value_scale", "soft_cap")),
     )
 

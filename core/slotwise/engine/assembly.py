@@ -91,9 +91,23 @@ def build_core(
 def _load_weights(plan: EnginePlan, model_plan: ModelPlan, progress: ProgressCallback | None) -> None:
     chosen, source = plan.components["weights"], model_plan.source
     weights = chosen.implementation()(
-        WeightsSetup(path=source.weights_path, hf_config=source.hf_config, seed=plan.config.seed, options=chosen.options)
+        WeightsSetup(
+            path=source.weights_path,
+            hf_config=source.hf_config,
+            seed=plan.config.seed,
+            block_schemes=_block_schemes(plan),
+            options=chosen.options,
+        )
     )
     model_plan.instance.load(weights, progress)
+
+
+def _block_schemes(plan: EnginePlan) -> tuple[str, ...]:
+    """In which the model and its linear component take matrices as they are stored."""
+    if not plan.components["model"].loaded.component.capabilities.takes_blocks:
+        return ()
+    schemes: tuple[str, ...] = plan.components["linear"].loaded.component.capabilities.block_schemes
+    return schemes
 
 
 def _sampler(plan: EnginePlan, model_plan: ModelPlan) -> Sampler:

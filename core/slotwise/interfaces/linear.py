@@ -7,13 +7,30 @@ float32, whatever the storage.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockRows:
+    """Rows of a matrix as a file stores them, for components that need not make them dense first."""
+
+    scheme: str
+    """How a row is stored: a name of the ggml project's types (`"F32"`, `"BF16"`, `"Q8_0"`, `"Q4_K"`, ...)."""
+    data: torch.Tensor
+    """[num_rows, bytes per row] uint8 on the CPU, the bytes of a row side by side; may be a view of a mapped file."""
+    num_inputs: int
+    """Elements of a row."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(num_rows, num_inputs)."""
+        return self.data.shape[0], self.num_inputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +41,8 @@ class LinearCapabilities:
     """Torch device types it runs on."""
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     """Dtypes of models it serves."""
+    block_schemes: tuple[str, ...] = ()
+    """Schemes of `BlockRows` that `pack_blocks` takes."""
     preference: Mapping[str, int] = field(default_factory=dict)
     """Device type -> rank for `use = "auto"`; those that change a model's weights have none."""
 
@@ -77,3 +96,8 @@ class LinearBackend(ABC):
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedMatrix:
         """weight: [out_features, in_features], any float dtype, on the CPU or the device; it is copied. bias: [out_features]. Raises
         ValueError for values that the storage cannot hold (NaN, infinite)."""
+
+    def pack_blocks(self, pieces: Sequence[BlockRows], bias: torch.Tensor | None = None) -> PackedMatrix:
+        """`pack` of rows as a file stores them; several pieces are one matrix, row under row. Called only with
+        `LinearCapabilities.block_schemes`."""
+        raise NotImplementedError(f"{type(self).__name__} claims no block schemes")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from transformers import PretrainedConfig
 
-    from slotwise.interfaces.linear import LinearBackend
+    from slotwise.interfaces.linear import BlockRows, LinearBackend
 
 
 ProgressCallback = Callable[[int, int], None]
@@ -102,6 +102,8 @@ class ModelCapabilities:
     """Dtypes it computes in."""
     uses_linear: bool = False
     """Keeps its matrices in `ModelSetup.linear`; False = in a way of its own, and a `linear` component may not be named."""
+    takes_blocks: bool = False
+    """`load` understands `BlockRows` among the weights, and hands them to `ModelSetup.linear`."""
     preference: Mapping[str, int] = field(default_factory=dict)
     """Device type -> rank for `use = "auto"`, higher wins, absent = never chosen by `auto`."""
 
@@ -184,6 +186,8 @@ class WeightsSetup:
     """The Hugging Face configuration of the model; read only."""
     seed: int = 0
     """Seed of weights that are made up."""
+    block_schemes: tuple[str, ...] = ()
+    """Schemes of matrices that `tensors` may give as `BlockRows`; all else dense."""
     options: BaseModel | None = None
     """The component's validated options model, or None if it declares none."""
 
@@ -199,9 +203,9 @@ class Weights(ABC):
         self.setup = setup
 
     @abstractmethod
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | BlockRows]]:
         """Each stored tensor once, dense, in its stored float dtype or dequantised to float32; on the CPU. The tensor may be a view
-        of a mapped file: copy, never write."""
+        of a mapped file: copy, never write. Matrices whose scheme is among `WeightsSetup.block_schemes` may come as they are stored."""
 
     @property
     @abstractmethod

@@ -17,9 +17,9 @@ CONTRACT_VERSIONS: Final[dict[str, str]] = {
     "logits_processor": "1.0",
     "grammar": "1.0",
     "proposer": "1.0",
-    "model": "1.3",
-    "linear": "1.0",
-    "weights": "1.0",
+    "model": "1.4",
+    "linear": "1.1",
+    "weights": "1.1",
     "observer": "1.1",
 }
 """Slot -> `major.minor` of the contract this core speaks. The keys are the slots of this version."""
@@ -42,7 +42,10 @@ CONTRACT_CHANGES: Final[dict[str, dict[str, str]]] = {
         "1.1": "AttentionContext.attend takes alibi_slopes; the setup has max_model_len",
         "1.2": "ForwardBatch.wants_hidden_states; Model.embed_tokens and Model.compute_logits, for proposers",
         "1.3": "ModelSetup.linear, for components that claim uses_linear",
+        "1.4": "ModelCapabilities.takes_blocks, for components whose load understands BlockRows",
     },
+    "linear": {"1.0": "first version", "1.1": "BlockRows, block_schemes and pack_blocks: matrices as files store them"},
+    "weights": {"1.0": "first version", "1.1": "WeightsSetup.block_schemes; tensors may give BlockRows of these"},
     "observer": {"1.0": "first version", "1.1": "StepEvent has the drafts of a step, verified and accepted"},
 }
 """Slot -> version -> one line on what changed; quoted when a component's range does not include `CONTRACT_VERSIONS`."""

@@ -6,21 +6,23 @@ What this file does not know: how panels are laid out, how the kernels work.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 
-from slotwise.interfaces.linear import LinearBackend, LinearSetup, PackedMatrix
+from slotwise.interfaces.linear import BlockRows, LinearBackend, LinearSetup, PackedMatrix
 from slotwise_plugins.linear import capabilities
-from slotwise_plugins.linear.panels import Panels, pack_dense, pack_int4, pack_int8, unpack_rows
+from slotwise_plugins.linear.panels import INT4, INT8, Panels, Storage, dense_storage, pack, stored_storage, unpack_rows
 from slotwise_plugins.native.chain import NativeMatrix
 from slotwise_plugins.native.library import ELEMENT_TYPES, DenseKernels, LinearArgs, load_library
+from slotwise_plugins.weights.blocks import as_blocks
 
 
 class PanelMatrix(NativeMatrix):
     """Panels and the kernels that read them."""
 
-    def __init__(self, panels: Panels, weight: torch.Tensor, bias: torch.Tensor | None, kernels: DenseKernels) -> None:
-        self.out_features, self.in_features = weight.shape
+    def __init__(self, panels: Panels, bias: torch.Tensor | None, kernels: DenseKernels) -> None:
+        self.out_features, self.in_features = panels.shape
         self._panels = panels
         self._bias = None if bias is None else bias.float().contiguous().clone()
         self._kernels = kernels
@@ -61,22 +63,25 @@ class PanelMatrix(NativeMatrix):
         return out
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        return unpack_rows(self._panels, indices, self.in_features)
+        return unpack_rows(self._panels, indices, self._kernels)
 
 
 class NativeLinear(LinearBackend):
-    """What the three components share."""
+    """What the components share."""
 
     def __init__(self, setup: LinearSetup) -> None:
         super().__init__(setup)
         self._kernels = DenseKernels(load_library())
 
     @abstractmethod
-    def panels(self, weight: torch.Tensor) -> Panels:
-        """weight: [out_features, in_features]."""
+    def storage(self, pieces: Sequence[BlockRows]) -> Storage:
+        """How a matrix of these pieces is kept."""
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedMatrix:
-        return PanelMatrix(self.panels(weight), weight, bias, self._kernels)
+        return self.pack_blocks([as_blocks(weight)], bias)
+
+    def pack_blocks(self, pieces: Sequence[BlockRows], bias: torch.Tensor | None = None) -> PackedMatrix:
+        return PanelMatrix(pack(pieces, self.storage(pieces), self._kernels), bias, self._kernels)
 
 
 class DenseLinear(NativeLinear):
@@ -84,8 +89,8 @@ class DenseLinear(NativeLinear):
 
     capabilities = capabilities.DENSE
 
-    def panels(self, weight: torch.Tensor) -> Panels:
-        return pack_dense(weight, getattr(torch, self.setup.dtype))
+    def storage(self, pieces: Sequence[BlockRows]) -> Storage:
+        return dense_storage(self.setup.dtype)
 
 
 class Int8Linear(NativeLinear):
@@ -93,8 +98,8 @@ class Int8Linear(NativeLinear):
 
     capabilities = capabilities.QUANTISED
 
-    def panels(self, weight: torch.Tensor) -> Panels:
-        return pack_int8(_finite(weight))
+    def storage(self, pieces: Sequence[BlockRows]) -> Storage:
+        return INT8
 
 
 class Int4Linear(NativeLinear):
@@ -102,12 +107,14 @@ class Int4Linear(NativeLinear):
 
     capabilities = capabilities.QUANTISED
 
-    def panels(self, weight: torch.Tensor) -> Panels:
-        return pack_int4(_finite(weight))
+    def storage(self, pieces: Sequence[BlockRows]) -> Storage:
+        return INT4
 
 
-def _finite(weight: torch.Tensor) -> torch.Tensor:
-    """Raises ValueError."""
-    if not bool(weight.isfinite().all()):
-        raise ValueError("a weight is NaN or infinite, which cannot be quantised; use the linear component dense")
-    return weight
+class StoredLinear(NativeLinear):
+    """`stored`: as the file has them."""
+
+    capabilities = capabilities.QUANTISED
+
+    def storage(self, pieces: Sequence[BlockRows]) -> Storage:
+        return stored_storage(pieces, self.setup.dtype)

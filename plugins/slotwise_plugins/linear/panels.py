@@ -5,14 +5,30 @@ What this file does not know: how they are multiplied.
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from slotwise_plugins.native.library import GROUP, KIND_BF16, KIND_F32, KIND_U4, KIND_U8, PANEL
+from slotwise.interfaces.linear import BlockRows
+from slotwise_plugins.linear.capabilities import BLOCK_SCHEMES
+from slotwise_plugins.native.library import GROUP, KIND_BF16, KIND_F32, KIND_U4, KIND_U8, PANEL, DenseKernels, PackArgs, UnpackArgs
 
 ZERO_U8 = 128
-"""Code of 0 in 8 bits, which are symmetric; 4 bits are too few for that and have an offset instead."""
+"""Code of 0 in 8 bits without offsets."""
+_SOURCES = {scheme: place for place, scheme in enumerate(BLOCK_SCHEMES)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Storage:
+    """How weights are kept."""
+
+    kind: int
+    has_offsets: bool = False
+    """A weight is scale * code + offset; without, in 8 bits, scale * (code - 128)."""
+    keeps_codes: bool = False
+    """Codes of a file are taken over where they fit, instead of being taken anew from the numbers they mean."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,89 +36,98 @@ class Panels:
     """A packed weight."""
 
     kind: int
+    shape: tuple[int, int]
+    """(out_features, in_features)."""
     codes: torch.Tensor
-    """[num_panels, ...], see `dense.h`."""
-    scales: torch.Tensor | None = None
+    """uint8, see `dense.h`."""
+    scales: torch.Tensor | None
     """[num_panels, in_features / 32, 16] float16."""
-    offsets: torch.Tensor | None = None
-    """[num_panels, in_features / 32, 16] float16: what the code 0 means; None = it is `zero` codes below 0."""
-    zero: int = 0
+    offsets: torch.Tensor | None
+    """Like `scales`."""
+
+    @property
+    def zero(self) -> int:
+        """The code that means 0, where there are no offsets."""
+        return ZERO_U8 if self.kind == KIND_U8 and self.offsets is None else 0
 
     @property
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in (self.codes, self.scales, self.offsets) if tensor is not None)
 
 
-def pack_dense(weight: torch.Tensor, dtype: torch.dtype) -> Panels:
-    """weight: [out_features, in_features]. dtype: float32 or bfloat16, what is stored."""
-    unit, kind = (1, KIND_F32) if dtype == torch.float32 else (2, KIND_BF16)
-    padded = _padded(weight.to(dtype), unit)
-    num_rows, num_inputs = padded.shape
-    panels = padded.view(num_rows // PANEL, PANEL, num_inputs // unit, unit).transpose(1, 2).contiguous()
-    return Panels(kind=kind, codes=panels)
+def dense_storage(dtype: str) -> Storage:
+    """float32 or bfloat16 as they are."""
+    return Storage(kind=KIND_F32 if dtype == "float32" else KIND_BF16)
 
 
-def pack_int8(weight: torch.Tensor) -> Panels:
-    """In groups of 32 inputs: weight = scale * (code - 128), scale = largest / 127 in float16, codes to the nearest. weight:
-    [out_features, in_features]."""
-    groups = _groups(weight)
-    scales = (groups.abs().amax(dim=-1) / (ZERO_U8 - 1)).half()
-    codes = _codes(groups, scales, ZERO_U8, low=1, high=2 * ZERO_U8 - 1)
-    return Panels(kind=KIND_U8, codes=_interleave_bytes(codes), scales=_interleave_scales(scales), zero=ZERO_U8)
+INT8 = Storage(kind=KIND_U8)
+"""In groups of 32 inputs: weight = scale * (code - 128), scale = largest / 127 in float16, codes to the nearest."""
+INT4 = Storage(kind=KIND_U4, has_offsets=True)
+"""In groups of 32 inputs: weight = scale * code + offset, offset = smallest, scale = (largest - smallest) / 15, both in float16."""
 
 
-def pack_int4(weight: torch.Tensor) -> Panels:
-    """In groups of 32 inputs: weight = scale * code + offset, offset = smallest, scale = (largest - smallest) / 15, both in float16."""
-    groups = _groups(weight)
-    offsets = groups.amin(dim=-1).half()
-    scales = ((groups.amax(dim=-1) - offsets.float()) / 15).clamp_(min=0).half()
-    codes = _codes(groups - offsets.float().unsqueeze(-1), scales, 0, low=0, high=15)
-    return Panels(kind=KIND_U4, codes=_interleave_halves(codes), scales=_interleave_scales(scales), offsets=_interleave_scales(offsets))
+def stored_storage(pieces: Sequence[BlockRows], dtype: str) -> Storage:
+    """As the pieces have it. Where they differ, or have a kind that is not ours, in 8 bits."""
+    schemes = {piece.scheme for piece in pieces}
+    if schemes <= {"F32", "BF16", "F16"}:
+        return dense_storage(dtype)
+    if schemes <= {"Q4_0", "Q4_1", "Q4_K"}:
+        return Storage(kind=KIND_U4, has_offsets=True, keeps_codes=True)
+    return Storage(kind=KIND_U8, has_offsets=not schemes <= {"Q8_0", "Q6_K"}, keeps_codes=True)
 
 
-def unpack_rows(panels: Panels, indices: torch.Tensor, num_inputs: int) -> torch.Tensor:
-    """Rows of the weight as float32, [len(indices), num_inputs]."""
-    panel, place = indices // PANEL, indices % PANEL
-    chosen = panels.codes[panel, :, place]
-    if panels.scales is None:
-        return chosen.reshape(len(indices), -1)[:, :num_inputs].float()
-    if panels.kind == KIND_U4:
-        chosen = torch.stack((chosen & 15, chosen >> 4), dim=2)
-    values = (chosen.reshape(len(indices), -1, GROUP).float() - panels.zero) * panels.scales[panel, :, place].float().unsqueeze(-1)
-    if panels.offsets is not None:
-        values += panels.offsets[panel, :, place].float().unsqueeze(-1)
-    return values.view(len(indices), -1)[:, :num_inputs]
+def pack(pieces: Sequence[BlockRows], storage: Storage, kernels: DenseKernels) -> Panels:
+    """pieces: row under row. Raises ValueError for numbers that cannot be quantised."""
+    num_outputs, num_inputs = sum(piece.shape[0] for piece in pieces), pieces[0].num_inputs
+    num_panels, is_quantised = -(-num_outputs // PANEL), storage.kind in (KIND_U8, KIND_U4)
+    bits = {KIND_F32: 32, KIND_BF16: 16, KIND_U8: 8, KIND_U4: 4}[storage.kind]
+    unit = GROUP if is_quantised else 2 if storage.kind == KIND_BF16 else 1
+    padded = -(-num_inputs // unit) * unit
+    codes = torch.zeros(num_panels * PANEL * padded * bits // 8, dtype=torch.uint8)
+    scales, offsets = (
+        torch.zeros(num_panels, padded // GROUP, PANEL, dtype=torch.float16) if wanted else None
+        for wanted in (is_quantised, is_quantised and storage.has_offsets)
+    )
+    addresses = torch.cat([piece.data.data_ptr() + torch.arange(piece.shape[0]) * piece.data.stride(0) for piece in pieces])
+    sources = torch.cat([torch.full((piece.shape[0],), _SOURCES[piece.scheme], dtype=torch.int32) for piece in pieces])
+    not_finite = torch.zeros(1, dtype=torch.int32)
+    args = PackArgs(
+        rows=addresses.data_ptr(),
+        sources=sources.data_ptr(),
+        codes=codes.data_ptr(),
+        scales=None if scales is None else scales.data_ptr(),
+        offsets=None if offsets is None else offsets.data_ptr(),
+        not_finite=not_finite.data_ptr(),
+        num_outputs=num_outputs,
+        num_inputs=num_inputs,
+        kind=storage.kind,
+        keeps_codes=storage.keeps_codes,
+        num_threads=torch.get_num_threads(),
+    )
+    kernels.pack(ctypes.byref(args))
+    if is_quantised and not_finite.item():
+        raise ValueError("a weight is NaN or infinite, which cannot be quantised; use the linear component dense")
+    return Panels(kind=storage.kind, shape=(num_outputs, num_inputs), codes=codes, scales=scales, offsets=offsets)
 
 
-def _padded(weight: torch.Tensor, unit: int) -> torch.Tensor:
-    """With zeros, to whole panels and whole units of inputs."""
-    num_rows, num_inputs = weight.shape
-    return torch.nn.functional.pad(weight, (0, -num_inputs % unit, 0, -num_rows % PANEL))
-
-
-def _groups(weight: torch.Tensor) -> torch.Tensor:
-    """[num_rows, num_groups, 32] float32, padded."""
-    padded = _padded(weight.float(), GROUP)
-    return padded.view(len(padded), -1, GROUP)
-
-
-def _codes(groups: torch.Tensor, scales: torch.Tensor, zero: int, *, low: int, high: int) -> torch.Tensor:
-    """[num_rows, num_inputs] uint8."""
-    inverse = torch.where(scales > 0, 1 / scales.float(), 0.0).unsqueeze(-1)
-    return (groups * inverse).round_().add_(zero).clamp_(low, high).to(torch.uint8).view(len(groups), -1)
-
-
-def _interleave_scales(scales: torch.Tensor) -> torch.Tensor:
-    return scales.view(len(scales) // PANEL, PANEL, -1).transpose(1, 2).contiguous()
-
-
-def _interleave_bytes(codes: torch.Tensor) -> torch.Tensor:
-    num_rows, num_inputs = codes.shape
-    return codes.view(num_rows // PANEL, PANEL, num_inputs // 4, 4).transpose(1, 2).contiguous()
-
-
-def _interleave_halves(codes: torch.Tensor) -> torch.Tensor:
-    """Of 8 inputs the first four are the low halves of 4 bytes."""
-    num_rows, num_inputs = codes.shape
-    eights = codes.view(num_rows // PANEL, PANEL, num_inputs // 8, 2, 4)
-    return (eights[:, :, :, 0] | eights[:, :, :, 1] << 4).transpose(1, 2).contiguous()
+def unpack_rows(panels: Panels, indices: torch.Tensor, kernels: DenseKernels) -> torch.Tensor:
+    """Rows of the weight as float32, [len(indices), num_inputs]. indices: int64. Raises IndexError."""
+    num_outputs, num_inputs = panels.shape
+    wanted = indices.contiguous()
+    if len(wanted) and not 0 <= int(wanted.min()) <= int(wanted.max()) < num_outputs:
+        raise IndexError(f"rows {int(wanted.min())} to {int(wanted.max())} were asked for; the matrix has {num_outputs}")
+    out = torch.empty(len(wanted), num_inputs)
+    args = UnpackArgs(
+        codes=panels.codes.data_ptr(),
+        scales=None if panels.scales is None else panels.scales.data_ptr(),
+        offsets=None if panels.offsets is None else panels.offsets.data_ptr(),
+        indices=wanted.data_ptr(),
+        out=out.data_ptr(),
+        num_rows=len(wanted),
+        num_inputs=num_inputs,
+        kind=panels.kind,
+        num_threads=torch.get_num_threads(),
+        zero=panels.zero,
+    )
+    kernels.unpack(ctypes.byref(args))
+    return out

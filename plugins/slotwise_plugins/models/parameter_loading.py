@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from slotwise.errors import ModelLoadError, WeightsError
+from slotwise.interfaces.linear import BlockRows
 from slotwise.interfaces.model import ProgressCallback, Weights
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class ParameterLoader:
     loaded: set[str] = field(default_factory=set)
     unexpected: list[str] = field(default_factory=list)
     misshapen: list[str] = field(default_factory=list)
-    held_back: dict[str, torch.Tensor] = field(default_factory=dict)
+    held_back: dict[str, torch.Tensor | BlockRows] = field(default_factory=dict)
     """Stored under a tied name, to be compared with the source when all is read."""
 
     def __post_init__(self) -> None:
@@ -110,7 +111,7 @@ class ParameterLoader:
         candidates = (name, prefix + name, name.removeprefix(prefix))
         return next((candidate for candidate in candidates if candidate in self.targets or candidate in self.tied), name)
 
-    def _place(self, name: str, tensor: torch.Tensor) -> None:
+    def _place(self, name: str, tensor: torch.Tensor | BlockRows) -> None:
         if name in self.tied:
             self.held_back[name] = tensor
         elif name not in self.targets:
@@ -123,11 +124,12 @@ class ParameterLoader:
             self.store(name, tensor)
             self.loaded.add(name)
 
-    def store(self, name: str, tensor: torch.Tensor) -> None:
-        """Put a tensor of the right shape where it belongs."""
+    def store(self, name: str, tensor: torch.Tensor | BlockRows) -> None:
+        """Put a tensor of the right shape where it belongs. Rows in blocks come only to models that claim `takes_blocks`."""
+        assert isinstance(tensor, torch.Tensor)
         self.targets[name].copy_(tensor)
 
-    def _settle_tied(self, name: str, tensor: torch.Tensor) -> None:
+    def _settle_tied(self, name: str, tensor: torch.Tensor | BlockRows) -> None:
         """A tensor stored beside the one it is tied to: the source wins; it serves alone only where the source is not stored."""
         source = self.tied[name]
         if source not in self.loaded:
@@ -135,7 +137,8 @@ class ParameterLoader:
         elif not self._equals_stored(source, tensor):
             logger.warning("%s is tied to %s by the model's config, but the checkpoint stores another value; it is not used", name, source)
 
-    def _equals_stored(self, name: str, tensor: torch.Tensor) -> bool:
+    def _equals_stored(self, name: str, tensor: torch.Tensor | BlockRows) -> bool:
+        assert isinstance(tensor, torch.Tensor)
         kept = self.targets[name]
         return tensor.shape == kept.shape and torch.equal(tensor.to(kept), kept)
 

@@ -15,7 +15,7 @@ from slotwise.errors import ComponentUnavailableError
 from slotwise_backends.cpu_attention import capabilities as attention
 from slotwise_plugins.native.availability import LIBRARY, missing_library
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 PANEL = 16
 """Output features side by side in memory."""
 GROUP = 32
@@ -69,6 +69,27 @@ class GateArgs(ctypes.Structure):
     )
 
 
+class PackArgs(ctypes.Structure):
+    """`struct pack_args`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("rows", "sources", "codes", "scales", "offsets", "not_finite")),
+        *((name, ctypes.c_int64) for name in ("num_outputs", "num_inputs")),
+        *((name, ctypes.c_int32) for name in ("kind", "keeps_codes", "num_threads")),
+    )
+
+
+class UnpackArgs(ctypes.Structure):
+    """`struct unpack_args`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "offsets", "indices", "out")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "num_inputs")),
+        *((name, ctypes.c_int32) for name in ("kind", "num_threads")),
+        ("zero", ctypes.c_float),
+    )
+
+
 class RowRecord(ctypes.Structure):
     """`struct rows`."""
 
@@ -100,11 +121,12 @@ class DenseKernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         library.slotwise_linear_scratch.restype = ctypes.c_int64
         library.slotwise_dense_current.restype = library.slotwise_dense_variant.restype = ctypes.c_char_p
-        for name in ("linear", "norm", "rope", "gate", "chain"):
+        for name in ("linear", "norm", "rope", "gate", "chain", "pack", "unpack"):
             getattr(library, f"slotwise_{name}").restype = None
         self._library: Any = library
         self.linear, self.norm = library.slotwise_linear, library.slotwise_norm
         self.rope, self.gate = library.slotwise_rope, library.slotwise_gate
+        self.pack, self.unpack = library.slotwise_pack, library.slotwise_unpack
         self._chain = library.slotwise_chain
         self._scratch = torch.empty(0, dtype=torch.uint8)
 

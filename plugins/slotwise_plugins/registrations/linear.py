@@ -53,12 +53,22 @@ class Int4:
         return _native("int4", "Int4Linear", summary, capabilities.QUANTISED)
 
 
+class Stored:
+    """`stored`."""
+
+    @staticmethod
+    @hookimpl
+    def slotwise_component() -> Component:
+        summary = "8 or 4 bits as a GGUF file has them; what is not quantised there stays as it is."
+        return _native("stored", "StoredLinear", summary, capabilities.QUANTISED)
+
+
 def _native(name: str, implementation: str, summary: str, claims: LinearCapabilities) -> Component:
     return Component(
         slot="linear",
         name=name,
         implementation=f"slotwise_plugins.linear.native_linear:{implementation}",
-        api=">=1.0,<2",
+        api=">=1.1,<2",
         summary=summary,
         capabilities=claims,
         unavailable=missing_library(),

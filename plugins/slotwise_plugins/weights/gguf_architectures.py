@@ -59,6 +59,8 @@ ARCHITECTURES: dict[str, Restore] = {
     "gpt2": _transpose_projections,
 }
 """GGUF `general.architecture` -> how to restore its tensors. Mistral files say `llama`."""
+ROWWISE = frozenset({_unpermute_rotary_rows, _keep, _subtract_one_from_norms})
+"""Those that leave the elements of a matrix row together, so that they serve for rows in any encoding."""
 
 COMPUTED_TENSORS = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
 """Tables that follow from the config's rope parameters."""

@@ -7,6 +7,7 @@ What this file does not know: how the head of the file is encoded (`gguf_header`
 from __future__ import annotations
 
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +18,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from slotwise.errors import WeightsError
+from slotwise.interfaces.linear import BlockRows
 from slotwise.interfaces.model import Weights, WeightsSetup
-from slotwise_plugins.weights.gguf_architectures import COMPUTED_TENSORS, resolve_architecture
+from slotwise_plugins.weights.gguf_architectures import COMPUTED_TENSORS, ROWWISE, resolve_architecture
 from slotwise_plugins.weights.gguf_header import GgufTensor, read_gguf_header
 from slotwise_plugins.weights.parameter_names import parameter_shapes
 
@@ -28,7 +30,7 @@ _ROPE_TYPES_WITH_TABLES = frozenset({"llama3", "longrope"})
 
 
 class GgufWeights(Weights):
-    """Tensors of one GGUF file as float32."""
+    """Tensors of one GGUF file as float32, or matrices as they are stored."""
 
     def __init__(self, setup: WeightsSetup) -> None:
         """Raises WeightsError if the file is broken or truncated, or its architecture or a tensor type is not supported."""
@@ -42,12 +44,15 @@ class GgufWeights(Weights):
         self._tensors = [tensor for tensor in self._header.tensors if tensor.name not in COMPUTED_TENSORS]
         self._warn_of_unused_tables()
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | BlockRows]]:
         """A tensor the model has no name for keeps the file's own, so that loading reports it."""
         content = np.memmap(self._path, mode="r", dtype=np.uint8)
         for tensor in self._tensors:
-            stored = torch.from_numpy(self._dequantized(content, tensor))
             name = self._architecture.names.get(tensor.name, self._output_name(tensor.name))
+            if self._keeps_blocks(tensor):
+                yield name, self._blocks(content, tensor)
+                continue
+            stored = torch.from_numpy(self._dequantized(content, tensor))
             yield name, self._architecture.restore(tensor.name, stored, self.setup.hf_config)
 
     @property
@@ -62,6 +67,18 @@ class GgufWeights(Weights):
     def _output_name(name: str) -> str:
         """The head of a model with tied embeddings is no parameter of its own, but may be stored."""
         return "lm_head.weight" if name == "output.weight" else name
+
+    def _keeps_blocks(self, tensor: GgufTensor) -> bool:
+        is_wanted = len(tensor.shape) == 2 and tensor.quantization.name in self.setup.block_schemes
+        return is_wanted and self._architecture.restore in ROWWISE
+
+    def _blocks(self, content: np.memmap[Any, Any], tensor: GgufTensor) -> BlockRows:
+        """Rows of bytes are restored as rows of numbers would be."""
+        with warnings.catch_warnings():  # of torch, that the map is not writable; nobody writes
+            warnings.simplefilter("ignore", UserWarning)
+            data = torch.from_numpy(content[tensor.offset : tensor.offset + tensor.num_bytes].reshape(tensor.shape[0], -1))
+        restored = self._architecture.restore(tensor.name, data, self.setup.hf_config)
+        return BlockRows(scheme=tensor.quantization.name, data=restored, num_inputs=tensor.shape[1])
 
     def _dequantized(self, content: np.memmap[Any, Any], tensor: GgufTensor) -> np.ndarray[Any, Any]:
         block_len, block_bytes = GGML_QUANT_SIZES[tensor.quantization]

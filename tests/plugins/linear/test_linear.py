@@ -142,7 +142,7 @@ def test_rows_are_those_of_the_weight(name):
     indices = torch.tensor([36, 0, 5, 5])
     if name == "dense":
         assert torch.equal(packed.rows(indices), weight[indices])
-    assert torch.equal(packed.rows(indices), unpack_rows(packed._panels, torch.arange(37), 64)[indices])
+    assert torch.equal(packed.rows(indices), unpack_rows(packed._panels, torch.arange(37), packed._kernels)[indices])
 
 
 def test_memory_is_what_the_storage_takes():

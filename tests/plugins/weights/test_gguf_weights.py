@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slotwise.errors import WeightsError
+from slotwise.interfaces.linear import BlockRows
 from slotwise.interfaces.model import WeightsSetup
+from slotwise_plugins.weights.blocks import as_dense
 from slotwise_plugins.weights.gguf_weights import GgufWeights
 from slotwise_plugins.weights.random_weights import RandomWeights
 
@@ -124,6 +126,30 @@ def test_dequantises(tmp_path, quantization):
         )
         assert read[name].dtype == torch.float32
         assert torch.equal(read[name], expected), name
+
+
+@pytest.mark.parametrize("quantization", ["F32", "Q4_0", "Q4_1", "Q8_0", "BF16"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma2", "gpt2"])
+def test_blocks_are_the_dense_matrices_in_another_form(tmp_path, architecture, quantization):
+    """Llama's query and key rows move as blocks too; GPT-2's matrices are turned, which blocks cannot be."""
+    kind = None if quantization == "F32" else gguf.GGMLQuantizationType[quantization]
+    config = CONFIGS[architecture]()
+    path = write_gguf(tmp_path / "model.gguf", architecture, config, original(config), kind)
+    dense = dict(open_weights(path, config).tensors())
+    kept = dict(GgufWeights(WeightsSetup(path=path, hf_config=config, block_schemes=(quantization,))).tensors())
+    assert kept.keys() == dense.keys()
+    in_blocks = {name for name, tensor in kept.items() if isinstance(tensor, BlockRows)}
+    assert in_blocks == {name for name, tensor in dense.items() if tensor.ndim == 2 and architecture != "gpt2"}
+    for name, tensor in kept.items():
+        assert tuple(tensor.shape) == tuple(dense[name].shape)
+        assert torch.equal(as_dense(tensor), dense[name]), name
+
+
+def test_blocks_that_nobody_asked_for_come_dense(tmp_path):
+    config = CONFIGS["llama"]()
+    path = write_gguf(tmp_path / "model.gguf", "llama", config, original(config), gguf.GGMLQuantizationType.Q8_0)
+    weights = GgufWeights(WeightsSetup(path=path, hf_config=config, block_schemes=("Q4_K",)))
+    assert all(isinstance(tensor, torch.Tensor) for _, tensor in weights.tensors())
 
 
 def test_a_stored_head_of_a_tied_model_comes_under_its_own_name(tmp_path):

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#define SLOTWISE_ABI_VERSION 1
+#define SLOTWISE_ABI_VERSION 2
 
 enum element_type { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3, FLOAT8_E4M3 = 4 };
 
@@ -14,11 +14,8 @@ struct kv_view {
     int64_t block_stride, token_stride, head_stride;
 };
 
-struct attend_args {
-    const void *query;          /* [num_tokens, num_heads, head_dim], strided */
-    void *output;               /* [num_tokens, num_heads, value_dim], contiguous */
-    float *lse;                 /* [num_tokens, num_heads] or null */
-    struct kv_view key, value;
+/* What the layers of a step share. */
+struct attend_step {
     const int32_t *query_start_loc; /* [num_rows + 1] */
     const int32_t *seq_lens;    /* [num_rows], whole sequences: they give the positions of queries */
     const int32_t *num_keys;    /* [num_rows], keys that can be read */
@@ -26,14 +23,22 @@ struct attend_args {
     const int8_t *causal_rows;  /* [num_rows] or null: then `is_causal` counts */
     const uint8_t *mask;        /* or null; row r begins at mask_start[r], [query_len, seq_len] */
     const int64_t *mask_start;
+    int64_t table_stride;
+    int32_t num_rows, is_causal, num_ranks, rank, num_threads;
+};
+
+struct attend_args {
+    const struct attend_step *step;
+    const void *query;          /* [num_tokens, num_heads, head_dim], strided */
+    void *output;               /* [num_tokens, num_heads, value_dim], contiguous */
+    float *lse;                 /* [num_tokens, num_heads] or null */
+    struct kv_view key, value;
     const float *sinks;         /* [num_heads] or null */
     const float *alibi_slopes;  /* [num_heads] or null */
-    int64_t query_token_stride, query_head_stride, table_stride;
-    int32_t num_rows, num_heads, num_kv_heads, head_dim, value_dim, block_size;
+    int64_t query_token_stride, query_head_stride;
+    int32_t num_heads, num_kv_heads, head_dim, value_dim, block_size;
     int32_t query_type, kv_type;
-    int32_t is_causal, window, chunk_len; /* window, chunk_len: 0 = none */
-    int32_t num_ranks, rank;
-    int32_t num_threads;
+    int32_t window, chunk_len; /* 0 = none */
     float score_scale, value_scale, soft_cap; /* score_scale holds k_scale; soft_cap 0 = none */
 };
 

@@ -72,7 +72,7 @@ static void finish(const struct attend_args *args, const struct tile *tile, cons
     int group = args->num_heads / args->num_kv_heads, value_dim = padded(args->value_dim), size = element_size(args->query_type);
     for (int row = 0; row < tile->num_queries * group; row++) {
         int head = tile->kv_head * group + row % group;
-        int64_t token = args->query_start_loc[tile->row] + tile->first_query + row / group, place = token * args->num_heads + head;
+        int64_t token = args->step->query_start_loc[tile->row] + tile->first_query + row / group, place = token * args->num_heads + head;
         float high = from->peak[row], factor = 0.0f, lse = -INFINITY;
         if (high != -INFINITY) {
             float base = args->sinks && args->sinks[head] > high ? args->sinks[head] : high;
@@ -86,7 +86,7 @@ static void finish(const struct attend_args *args, const struct tile *tile, cons
     }
 }
 
-static int num_splits(const struct attend_args *args, int row) { return (args->num_keys[row] + KEYS_PER_SPLIT - 1) / KEYS_PER_SPLIT; }
+static int num_splits(const struct attend_args *args, int row) { return (args->step->num_keys[row] + KEYS_PER_SPLIT - 1) / KEYS_PER_SPLIT; }
 
 /* Sums first: they begin where their memory does, at a cache line. */
 static struct partial partial_at(float *memory, int64_t rows, int value_dim) {
@@ -139,14 +139,14 @@ int slotwise_attend(const struct attend_args *args) {
     int group = args->num_heads / args->num_kv_heads, value_dim = padded(args->value_dim);
     int tokens_per_tile = group < ROWS_PER_TILE ? ROWS_PER_TILE / group : 1;
     int64_t num_tiles = 0, num_parts = 0, largest = (int64_t)tokens_per_tile * group * (value_dim + 2);
-    for (int row = 0; row < args->num_rows; row++) {
-        int query_len = args->query_start_loc[row + 1] - args->query_start_loc[row];
+    for (int row = 0; row < args->step->num_rows; row++) {
+        int query_len = args->step->query_start_loc[row + 1] - args->step->query_start_loc[row];
         num_tiles += (int64_t)((query_len + tokens_per_tile - 1) / tokens_per_tile) * args->num_kv_heads;
         if (query_len == 1) num_parts += (int64_t)num_splits(args, row) * args->num_kv_heads;
     }
     if (!num_tiles) return 0;
     int64_t part_size = in_lines((int64_t)group * (value_dim + 2) * 4) / 4, scratch_size = in_lines(best()->scratch(args));
-    int num_threads = args->num_threads;
+    int num_threads = args->step->num_threads;
     largest = 2 * in_lines(largest * 4) / 4; /* two partials */
     struct tile *tiles = malloc(sizeof *tiles * (size_t)(num_tiles + num_parts));
     float *parts = lines(num_parts * part_size * 4 + 4);
@@ -158,13 +158,13 @@ int slotwise_attend(const struct attend_args *args) {
     }
     /* Single tokens: one item per split, its part kept. Longer rows: one item per tile. */
     int64_t count = 0, num_split_items = 0;
-    for (int row = 0; row < args->num_rows; row++)
-        if (args->query_start_loc[row + 1] - args->query_start_loc[row] == 1)
+    for (int row = 0; row < args->step->num_rows; row++)
+        if (args->step->query_start_loc[row + 1] - args->step->query_start_loc[row] == 1)
             for (int head = 0; head < args->num_kv_heads; head++)
                 for (int split = 0; split < num_splits(args, row); split++) tiles[count++] = (struct tile){row, 0, 1, head, split};
     num_split_items = count;
-    for (int row = 0; row < args->num_rows; row++) {
-        int query_len = args->query_start_loc[row + 1] - args->query_start_loc[row];
+    for (int row = 0; row < args->step->num_rows; row++) {
+        int query_len = args->step->query_start_loc[row + 1] - args->step->query_start_loc[row];
         for (int first = 0; query_len > 1 && first < query_len; first += tokens_per_tile)
             for (int head = 0; head < args->num_kv_heads; head++) {
                 int tokens = query_len - first < tokens_per_tile ? query_len - first : tokens_per_tile;
@@ -175,8 +175,8 @@ int slotwise_attend(const struct attend_args *args) {
     slotwise_run(num_threads, count, attend_item, &job);
     /* Parts of single tokens, in the order of their keys; a row without keys has none and becomes 0. */
     int64_t at = 0;
-    for (int row = 0; row < args->num_rows; row++) {
-        if (args->query_start_loc[row + 1] - args->query_start_loc[row] != 1) continue;
+    for (int row = 0; row < args->step->num_rows; row++) {
+        if (args->step->query_start_loc[row + 1] - args->step->query_start_loc[row] != 1) continue;
         for (int head = 0; head < args->num_kv_heads; head++) {
             struct partial all = partial_at(sums, group, value_dim);
             struct tile tile = {row, 0, 1, head, -1};

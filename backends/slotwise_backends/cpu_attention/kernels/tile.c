@@ -50,13 +50,13 @@ int64_t NAME(slotwise_scratch_)(const struct attend_args *args) {
 
 /* Positions of keys that some query of the tile may see: a superset, cheap to know. */
 static void key_range(const struct attend_args *args, const struct tile *tile, int lowest, int *begin, int *end) {
-    int highest = lowest + tile->num_queries - 1, first = 0, last = args->num_keys[tile->row];
-    int is_causal = args->causal_rows ? args->causal_rows[tile->row] : args->is_causal;
+    int highest = lowest + tile->num_queries - 1, first = 0, last = args->step->num_keys[tile->row];
+    int is_causal = args->step->causal_rows ? args->step->causal_rows[tile->row] : args->step->is_causal;
     if (args->window && lowest - args->window + 1 > first) first = lowest - args->window + 1;
     if (args->chunk_len && lowest / args->chunk_len * args->chunk_len > first) first = lowest / args->chunk_len * args->chunk_len;
-    if (is_causal && !args->mask && highest >= 0 && (highest - args->rank + args->num_ranks) / args->num_ranks < last)
-        last = (highest - args->rank + args->num_ranks) / args->num_ranks;
-    first /= args->num_ranks;
+    if (is_causal && !args->step->mask && highest >= 0 && (highest - args->step->rank + args->step->num_ranks) / args->step->num_ranks < last)
+        last = (highest - args->step->rank + args->step->num_ranks) / args->step->num_ranks;
+    first /= args->step->num_ranks;
     if (tile->split >= 0) {
         int split_begin = tile->split * KEYS_PER_SPLIT;
         if (first < split_begin) first = split_begin;
@@ -67,10 +67,10 @@ static void key_range(const struct attend_args *args, const struct tile *tile, i
 
 /* Whether every query of the tile sees every key of a step, where that is plain without looking at each. */
 static int sees_all(const struct attend_args *args, const struct tile *tile, int lowest, int start, int begin, int end) {
-    int is_causal = args->causal_rows ? args->causal_rows[tile->row] : args->is_causal;
+    int is_causal = args->step->causal_rows ? args->step->causal_rows[tile->row] : args->step->is_causal;
     int highest = lowest + tile->num_queries - 1;
-    int first = start * args->num_ranks + args->rank, last = (start + KEYS_PER_STEP - 1) * args->num_ranks + args->rank;
-    if (args->mask || start < begin || start + KEYS_PER_STEP > end) return 0;
+    int first = start * args->step->num_ranks + args->step->rank, last = (start + KEYS_PER_STEP - 1) * args->step->num_ranks + args->step->rank;
+    if (args->step->mask || start < begin || start + KEYS_PER_STEP > end) return 0;
     if (is_causal && last > lowest) return 0;
     if (args->window && (highest - first >= args->window || last - lowest >= args->window)) return 0;
     if (args->chunk_len && (lowest / args->chunk_len != last / args->chunk_len || highest / args->chunk_len != first / args->chunk_len)) return 0;
@@ -81,14 +81,14 @@ static int sees_all(const struct attend_args *args, const struct tile *tile, int
 static void find_visible(
     const struct attend_args *args, const struct tile *tile, int lowest, int start, int begin, int end, uint8_t *visible, uint8_t *seen
 ) {
-    int row = tile->row, seq_len = args->seq_lens[row];
-    int is_causal = !args->mask && (args->causal_rows ? args->causal_rows[row] : args->is_causal);
+    int row = tile->row, seq_len = args->step->seq_lens[row];
+    int is_causal = !args->step->mask && (args->step->causal_rows ? args->step->causal_rows[row] : args->step->is_causal);
     memset(seen, 0, KEYS_PER_STEP);
     for (int t = 0; t < tile->num_queries; t++) {
         int position = lowest + t;
-        const uint8_t *mask = args->mask ? args->mask + args->mask_start[row] + (int64_t)(tile->first_query + t) * seq_len : 0;
+        const uint8_t *mask = args->step->mask ? args->step->mask + args->step->mask_start[row] + (int64_t)(tile->first_query + t) * seq_len : 0;
         for (int n = 0; n < KEYS_PER_STEP; n++) {
-            int held = start + n, key = held * args->num_ranks + args->rank;
+            int held = start + n, key = held * args->step->num_ranks + args->step->rank;
             int sees = held >= begin && held < end;
             if (sees && mask) sees = mask[key];
             if (is_causal) sees &= key <= position;
@@ -143,9 +143,9 @@ INLINE void read_type(const struct attend_args *args, const char *const *keys, c
 
 /* Where the K and V of keys `start` .. `end` - 1 lie, a step at most. */
 INLINE void find_keys(const struct attend_args *args, const struct tile *tile, int start, int end, const char **keys, const char **values) {
-    const int32_t *table = args->block_table ? args->block_table + (int64_t)tile->row * args->table_stride : 0;
+    const int32_t *table = args->step->block_table ? args->step->block_table + (int64_t)tile->row * args->step->table_stride : 0;
     const struct kv_view *k = &args->key, *v = &args->value;
-    int entry = table ? start / args->block_size : 0, token = table ? start % args->block_size : args->query_start_loc[tile->row] + start;
+    int entry = table ? start / args->block_size : 0, token = table ? start % args->block_size : args->step->query_start_loc[tile->row] + start;
     int64_t size = element_size(args->kv_type);
     for (int n = 0; n < end - start; n++) {
         int64_t block = table ? table[entry] : 0;
@@ -208,7 +208,7 @@ static void shape_scores(const struct attend_args *args, int head, int position,
             store(scores + n, splat(args->soft_cap) * hyperbolic_tangent(load(scores + n) / splat(args->soft_cap)));
     if (args->alibi_slopes)
         for (int n = 0; n < KEYS_PER_STEP; n++) {
-            int key = (start + n) * args->num_ranks + args->rank;
+            int key = (start + n) * args->step->num_ranks + args->step->rank;
             scores[n] -= args->alibi_slopes[head] * fabsf((float)(position - key));
         }
     if (visible)
@@ -293,8 +293,8 @@ static void add_step(
 void NAME(slotwise_tile_)(const struct attend_args *args, const struct tile *tile, struct partial *into, char *scratch) {
     int group = args->num_heads / args->num_kv_heads, rows = tile->num_queries * group;
     int dim = padded(args->head_dim), value_dim = padded(args->value_dim), size = element_size(args->query_type);
-    int query_start = args->query_start_loc[tile->row], query_len = args->query_start_loc[tile->row + 1] - query_start;
-    int lowest = args->seq_lens[tile->row] - query_len + tile->first_query, begin, end;
+    int query_start = args->step->query_start_loc[tile->row], query_len = args->step->query_start_loc[tile->row + 1] - query_start;
+    int lowest = args->step->seq_lens[tile->row] - query_len + tile->first_query, begin, end;
     uint8_t seen[KEYS_PER_STEP];
     struct place at;
     lay_out(args, scratch, &at);

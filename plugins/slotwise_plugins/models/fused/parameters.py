@@ -5,14 +5,16 @@ What this file does not know: file formats, how a matrix is stored, what is comp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from slotwise.interfaces.linear import LinearBackend, PackedMatrix
+from slotwise.interfaces.linear import BlockRows, LinearBackend, PackedMatrix
 from slotwise_plugins.models.fused.spec import DecoderSpec
 from slotwise_plugins.models.parameter_loading import ParameterLoader
+from slotwise_plugins.weights.blocks import as_blocks, as_dense
 
 BIAS, WEIGHT = ".bias", ".weight"
 _ROWS_COMPARED = 256
@@ -45,7 +47,7 @@ class PackingLoader(ParameterLoader):
         self._dtype = getattr(torch, linear.setup.dtype)
         self._norm_offset = 1.0 if spec.family.norm_adds_one else 0.0
         self._group_of: dict[str, tuple[str, ...]] = {}
-        self._parts: dict[str, torch.Tensor] = {}
+        self._parts: dict[str, torch.Tensor | BlockRows] = {}
         head = self.tied.get(spec.head, spec.head)
         self._embedding = None if head == spec.embedding else spec.embedding
         self.parameters.head = (_stem(head),)
@@ -57,29 +59,35 @@ class PackingLoader(ParameterLoader):
                 if name in self.targets:
                     self._group_of[name] = group
 
-    def store(self, name: str, tensor: torch.Tensor) -> None:
+    def store(self, name: str, tensor: torch.Tensor | BlockRows) -> None:
         """Keep a tensor until its matrix is complete."""
         group = self._group_of.get(name)
         if name == self._embedding:
-            self.parameters.embedding = tensor.to(self._device, self._dtype, copy=True)
+            self.parameters.embedding = as_dense(tensor).to(self._device, self._dtype, copy=True)
         elif group is None:
-            self.parameters.vectors[name] = tensor.to(self._device, torch.float32, copy=True) + self._norm_offset
+            self.parameters.vectors[name] = as_dense(tensor).to(self._device, torch.float32, copy=True) + self._norm_offset
         else:
             self._parts[name] = tensor
             if all(part in self._parts for part, of in self._group_of.items() if of == group):
                 self.parameters.matrices[group] = self._packed(group)
 
-    def _equals_stored(self, name: str, tensor: torch.Tensor) -> bool:
+    def _equals_stored(self, name: str, tensor: torch.Tensor | BlockRows) -> bool:
         if tensor.shape != self.targets[name].shape:
             return False
         matrix = self.parameters.matrices[self._group_of[name]]
-        some = torch.arange(min(len(tensor), _ROWS_COMPARED), device=self._device)
-        return torch.equal(self._linear.pack(tensor[: len(some)]).rows(some), matrix.rows(some))
+        some = torch.arange(min(tensor.shape[0], _ROWS_COMPARED), device=self._device)
+        return torch.equal(self._pack([tensor], None).rows(some), matrix.rows(some))
 
     def _packed(self, group: tuple[str, ...]) -> PackedMatrix:
         weights = [self._parts.pop(stem + WEIGHT) for stem in group]
-        biases = [self._parts.pop(stem + BIAS) for stem in group if stem + BIAS in self._parts]
-        return self._linear.pack(torch.cat(weights), torch.cat(biases) if biases else None)
+        biases = [as_dense(self._parts.pop(stem + BIAS)) for stem in group if stem + BIAS in self._parts]
+        return self._pack(weights, torch.cat(biases) if biases else None)
+
+    def _pack(self, weights: Sequence[torch.Tensor | BlockRows], bias: torch.Tensor | None) -> PackedMatrix:
+        """Row under row."""
+        if self._linear.capabilities.block_schemes:
+            return self._linear.pack_blocks([as_blocks(weight) for weight in weights], bias)
+        return self._linear.pack(torch.cat([as_dense(weight) for weight in weights]), bias)
 
 
 def _stem(name: str) -> str:

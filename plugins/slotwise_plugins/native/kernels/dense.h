@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#define SLOTWISE_DENSE_ABI_VERSION 2
+#define SLOTWISE_DENSE_ABI_VERSION 3
 #define PANEL 16 /* output features side by side in memory */
 #define GROUP 32 /* inputs that share a scale in the quantised kinds */
 
@@ -23,6 +23,28 @@ struct linear_args {
     int64_t x_stride, y_stride; /* elements from row to row */
     int32_t num_rows, num_outputs, num_inputs; /* num_inputs: before padding */
     int32_t kind, x_type, y_type, adds, num_threads;
+    float zero;
+};
+
+/* How a row lies in its file: plain elements, or blocks of the ggml project's formats. */
+enum source { SOURCE_F32, SOURCE_BF16, SOURCE_F16, SOURCE_Q8_0, SOURCE_Q4_0, SOURCE_Q4_1, SOURCE_Q4_K, SOURCE_Q6_K };
+
+/* Rows into panels of `kind`, which begin as zeros. */
+struct pack_args {
+    const void *const *rows; /* [num_outputs] */
+    const int32_t *sources;  /* [num_outputs] */
+    void *codes, *scales, *offsets; /* offsets may be null for U8, whose codes then stand for scale * (code - 128) */
+    int32_t *not_finite;     /* becomes 1 if a value is not */
+    int64_t num_outputs, num_inputs;
+    int32_t kind, keeps_codes, num_threads; /* keeps_codes: where the source's codes fit, they are not taken anew */
+};
+
+struct unpack_args {
+    const void *codes, *scales, *offsets;
+    const int64_t *indices; /* [num_rows] */
+    float *out;             /* [num_rows, num_inputs] */
+    int64_t num_rows, num_inputs;
+    int32_t kind, num_threads;
     float zero;
 };
 
@@ -89,7 +111,9 @@ int64_t slotwise_linear_scratch(const struct linear_args *args);
     void slotwise_panels_##name(const struct linear_args *, int64_t first, int64_t end);                       \
     void slotwise_norm_##name(const struct norm_args *, int64_t first, int64_t end);                           \
     void slotwise_rope_##name(const struct rope_args *, int64_t first, int64_t end);                           \
-    void slotwise_gate_##name(const struct gate_args *, int64_t first, int64_t end);
+    void slotwise_gate_##name(const struct gate_args *, int64_t first, int64_t end);                           \
+    void slotwise_pack_##name(const struct pack_args *, int64_t first, int64_t end);                           \
+    void slotwise_unpack_##name(const struct unpack_args *, int64_t first, int64_t end);
 
 DECLARE_VARIANT(baseline)
 DECLARE_VARIANT(avx2)

@@ -14,6 +14,8 @@ struct variant {
     void (*norm)(const struct norm_args *, int64_t, int64_t);
     void (*rope)(const struct rope_args *, int64_t, int64_t);
     void (*gate)(const struct gate_args *, int64_t, int64_t);
+    void (*pack)(const struct pack_args *, int64_t, int64_t);
+    void (*unpack)(const struct unpack_args *, int64_t, int64_t);
 };
 
 #define DECLARE_ROW_BYTES(name) int64_t slotwise_row_bytes_##name(const struct linear_args *);
@@ -24,7 +26,7 @@ DECLARE_ROW_BYTES(avx512dot)
 
 #define VARIANT_OF(name)                                                                                                       \
     {#name, slotwise_prepare_##name, slotwise_panels_##name, slotwise_row_bytes_##name, slotwise_norm_##name, slotwise_rope_##name, \
-     slotwise_gate_##name}
+     slotwise_gate_##name, slotwise_pack_##name, slotwise_unpack_##name}
 
 static const struct variant variants[] = {
 #ifdef HAS_AVX512DOT
@@ -140,6 +142,9 @@ void slotwise_linear(const struct linear_args *args) {
 void slotwise_norm(const struct norm_args *args) { for_rows(args, args->num_rows, args->num_threads, (row_function)current()->norm); }
 void slotwise_rope(const struct rope_args *args) { for_rows(args, args->num_rows, args->num_threads, (row_function)current()->rope); }
 void slotwise_gate(const struct gate_args *args) { for_rows(args, args->num_rows, args->num_threads, (row_function)current()->gate); }
+
+void slotwise_pack(const struct pack_args *args) { for_rows(args, divided(args->num_outputs, PANEL), args->num_threads, (row_function)current()->pack); }
+void slotwise_unpack(const struct unpack_args *args) { for_rows(args, args->num_rows, args->num_threads, (row_function)current()->unpack); }
 
 static void *at_row(const struct rows *rows, int64_t row) {
     return (char *)rows->base + (rows->is_whole ? row * rows->stride * (rows->type == ELEMENT_F32 ? 4 : 2) : 0);

@@ -13,11 +13,13 @@
 #define V (PANEL / WIDTH)
 #define INLINE static inline __attribute__((always_inline))
 #define ROWS_PER_BLOCK 64 /* whose prepared inputs stay in the cache while all panels pass */
+/* A loop over parts of a block, unrolled: else the compiler keeps the sums in memory. */
+#define EACH(i, count) _Pragma("GCC unroll 8") for (int i = 0; i < count; i++)
 #define HALF_RANGE 127.0f
 #define MOST_PANELS 4
 #define MOST_ROWS 8
 
-/* Of the largest block: a size that the compiler knows, or it keeps the sums in memory. */
+/* Sums of the largest block. They stay in registers only as local arrays of a size that the compiler knows, all of whose loops it unrolls. */
 typedef vec block_sums[MOST_PANELS][MOST_ROWS][V];
 
 typedef int8_t byte_vec __attribute__((vector_size(WIDTH), aligned(1), may_alias));
@@ -29,7 +31,7 @@ static int64_t padded_inputs(const struct linear_args *args) {
     return (args->num_inputs + unit - 1) / unit * unit;
 }
 
-/* Bytes of one prepared row: elements, then per group its scale and its sum of codes. */
+/* Bytes of one prepared row: elements, then per group its scale and its scaled sum. */
 static int64_t row_bytes(const struct linear_args *args) {
     int64_t k = padded_inputs(args);
     if (args->kind == KIND_U8 || args->kind == KIND_U4) return k + k / GROUP * 8;
@@ -41,12 +43,11 @@ int64_t NAME(slotwise_row_bytes_)(const struct linear_args *args) { return row_b
 /* To the nearest, ties to even: adding 1.5 * 2^23 rounds to an integer that stands in the low bits. */
 INLINE ivec nearest(vec x) { return (ivec)(x + splat(12582912.0f)) - (ivec)splat(12582912.0f); }
 
-/* Groups of signed bytes, each with a scale and the sum of its codes. A group with a value that is not finite gets the scale NaN, so that
-   what is not a number stays none. */
+/* Groups of signed bytes, each with a scale, and that times the sum of its codes. A group with a value that is not finite gets NaN for both,
+   so that what is not a number stays none. */
 static void quantise(const float *values, int64_t k, char *out) {
     int8_t *codes = (int8_t *)out;
-    float *scales = (float *)(out + k);
-    int32_t *sums = (int32_t *)(scales + k / GROUP);
+    float *scales = (float *)(out + k), *sums = scales + k / GROUP;
     for (int64_t group = 0; group < k / GROUP; group++) {
         const float *in = values + group * GROUP;
         vec high = splat(0.0f), spoiled = splat(0.0f);
@@ -55,19 +56,16 @@ static void quantise(const float *values, int64_t k, char *out) {
             high = largest(high, (vec)((ivec)x & 0x7fffffff));
             spoiled += x - x; /* 0, or NaN for what is not finite */
         }
-        float top = peak(high), spoilt = sum(spoiled);
-        int is_finite = spoilt == 0.0f;
-        vec factor = splat(top > 0.0f && is_finite ? HALF_RANGE / top : 0.0f);
+        float top = peak(high), unfit = sum(spoiled);
+        vec factor = splat(top > 0.0f && unfit == 0.0f ? HALF_RANGE / top : 0.0f);
         ivec total = {0};
         for (int i = 0; i < GROUP; i += WIDTH) {
-            ivec code = is_finite ? nearest(load(in + i) * factor) : (ivec){0};
+            ivec code = unfit == 0.0f ? nearest(load(in + i) * factor) : (ivec){0};
             total += code;
             *(byte_vec *)(codes + group * GROUP + i) = __builtin_convertvector(code, byte_vec);
         }
-        int32_t codes_sum = 0;
-        for (int i = 0; i < WIDTH; i++) codes_sum += total[i];
-        scales[group] = is_finite ? top / HALF_RANGE : NAN;
-        sums[group] = is_finite ? codes_sum : 1;
+        scales[group] = top / HALF_RANGE + unfit;
+        sums[group] = scales[group] * sum(__builtin_convertvector(total, vec));
     }
 }
 
@@ -93,38 +91,84 @@ void NAME(slotwise_prepare_)(const struct linear_args *args, int64_t first, int6
     }
 }
 
-/* -- products: sum[panel][row][vector] += weights of P panels * R prepared rows -- */
+/* -- outputs -- */
 
-INLINE void product_f32(const float *w, int64_t panel, const char *x, int64_t bytes, int64_t k, int P, int R, block_sums sum) {
-    for (int64_t i = 0; i < k; i++)
-        for (int p = 0; p < P; p++)
-            for (int v = 0; v < V; v++) {
-                vec weight = load(w + p * panel + i * PANEL + v * WIDTH);
-                for (int r = 0; r < R; r++) sum[p][r][v] = multiply_add(weight, splat(((const float *)(x + r * bytes))[i]), sum[p][r][v]);
-            }
+/* One row's outputs of a panel into memory. */
+static __attribute__((noinline)) void finish(const struct linear_args *args, float *values, int64_t output, int64_t count, int64_t row) {
+    if (args->bias)
+        for (int64_t i = 0; i < count; i++) values[i] += ((const float *)args->bias)[output + i];
+    char *y = (char *)args->y + (row * args->y_stride + output) * element_bytes(args->y_type);
+    if (args->adds) {
+        float before[PANEL];
+        read_row(y, args->y_type, count, before);
+        for (int64_t i = 0; i < count; i++) values[i] += before[i];
+    }
+    write_row(values, args->y_type, count, y);
 }
 
-INLINE void product_bf16(const uint16_t *w, int64_t panel, const char *x, int64_t bytes, int64_t k, int P, int R, block_sums sum) {
+/* What is added to sums, and where they go. */
+INLINE void put(const struct linear_args *args, int64_t first_panel, int64_t row, int P, int R, block_sums sum) {
+    EACH(p, P) {
+        int64_t output = (first_panel + p) * PANEL;
+        int64_t count = args->num_outputs - output < PANEL ? args->num_outputs - output : PANEL;
+        EACH(r, R) {
+            float values[PANEL];
+            EACH(v, V) store(values + v * WIDTH, sum[p][r][v]);
+            finish(args, values, output, count, row + r);
+        }
+    }
+}
+
+/* -- products: sums of P panels * R prepared rows -- */
+
+INLINE void clear(block_sums sum, int P, int R) {
+    EACH(p, P)
+        EACH(r, R)
+            EACH(v, V) sum[p][r][v] = splat(0.0f);
+}
+
+INLINE void product_f32(const struct linear_args *args, int64_t first_panel, int64_t row, int P, int R) {
+    int64_t k = padded_inputs(args), bytes = row_bytes(args), panel = k * PANEL;
+    const float *w = (const float *)args->weights + first_panel * panel;
+    const char *x = (const char *)args->scratch + row * bytes;
+    block_sums sum;
+    clear(sum, P, R);
+    for (int64_t i = 0; i < k; i++)
+        EACH(p, P)
+            EACH(v, V) {
+                vec weight = load(w + p * panel + i * PANEL + v * WIDTH);
+                EACH(r, R) sum[p][r][v] = multiply_add(weight, splat(((const float *)(x + r * bytes))[i]), sum[p][r][v]);
+            }
+    put(args, first_panel, row, P, R, sum);
+}
+
+INLINE void product_bf16(const struct linear_args *args, int64_t first_panel, int64_t row, int P, int R) {
+    int64_t k = padded_inputs(args), bytes = row_bytes(args), panel = k * PANEL;
+    const uint16_t *w = (const uint16_t *)args->weights + first_panel * panel;
+    const char *x = (const char *)args->scratch + row * bytes;
+    block_sums sum;
+    clear(sum, P, R);
     for (int64_t i = 0; i < k / 2; i++)
-        for (int p = 0; p < P; p++)
-            for (int v = 0; v < V; v++) {
+        EACH(p, P)
+            EACH(v, V) {
                 const uint16_t *at = w + p * panel + (i * PANEL + v * WIDTH) * 2;
 #if defined(__AVX512BF16__)
                 __m512bh weight = (__m512bh)_mm512_loadu_si512(at);
-                for (int r = 0; r < R; r++) {
+                EACH(r, R) {
                     __m512bh input = (__m512bh)_mm512_set1_epi32(((const int32_t *)(x + r * bytes))[i]);
                     sum[p][r][v] = (vec)_mm512_dpbf16_ps((__m512)sum[p][r][v], weight, input);
                 }
 #else
                 ivec both = *(const ivec *)at;
                 vec even = (vec)(both << 16), odd = (vec)(both & (int32_t)0xffff0000);
-                for (int r = 0; r < R; r++) {
+                EACH(r, R) {
                     const float *in = (const float *)(x + r * bytes) + 2 * i;
                     sum[p][r][v] = multiply_add(even, splat(in[0]), sum[p][r][v]);
                     sum[p][r][v] = multiply_add(odd, splat(in[1]), sum[p][r][v]);
                 }
 #endif
             }
+    put(args, first_panel, row, P, R, sum);
 }
 
 /* sum of four products of an unsigned byte of each lane with a signed byte that all lanes share, added to `sum` */
@@ -152,116 +196,71 @@ INLINE ivec dot4(ivec sum, ivec bytes, int32_t four) {
 #endif
 }
 
-INLINE void product_codes(const struct linear_args *args, int64_t first_panel, const char *x, int64_t bytes, int64_t k, int is_u4, int P, int R,
-                          block_sums sum) {
-    int64_t groups = k / GROUP, panel = is_u4 ? k / 2 * PANEL : k * PANEL;
+/* w = scale * code + offset, so w . x = scale * (codes . x) + offset * (sum of x): the first sum is exact, in integers. */
+INLINE void product_codes(const struct linear_args *args, int64_t first_panel, int64_t row, int is_u4, int P, int R) {
+    int64_t k = padded_inputs(args), bytes = row_bytes(args), groups = k / GROUP, panel = is_u4 ? k / 2 * PANEL : k * PANEL;
     const uint8_t *w = (const uint8_t *)args->weights + first_panel * panel;
-    int32_t zero = args->offsets ? 0 : (int32_t)args->zero;
+    const char *x = (const char *)args->scratch + row * bytes;
+    block_sums sum;
+    clear(sum, P, R);
     for (int64_t group = 0; group < groups; group++)
-        for (int p = 0; p < P; p++)
-            for (int v = 0; v < V; v++) {
+        EACH(p, P)
+            EACH(v, V) {
                 ivec exact[MOST_ROWS];
-                for (int r = 0; r < R; r++)
-                    exact[r] = (ivec){0} - zero * ((const int32_t *)(x + r * bytes + k + groups * 4))[group];
+                EACH(r, R) exact[r] = (ivec){0};
                 if (is_u4) {
                     const uint8_t *at = w + p * panel + group * (GROUP / 2 * PANEL) + v * WIDTH * 4;
-                    for (int i = 0; i < GROUP / 8; i++) {
+                    EACH(i, GROUP / 8) {
                         ivec both = *(const ivec *)(at + i * PANEL * 4);
                         ivec low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
-                        for (int r = 0; r < R; r++) {
+                        EACH(r, R) {
                             const int32_t *in = (const int32_t *)(x + r * bytes + group * GROUP) + 2 * i;
                             exact[r] = dot4(dot4(exact[r], low, in[0]), high, in[1]);
                         }
                     }
                 } else {
                     const uint8_t *at = w + p * panel + group * (GROUP * PANEL) + v * WIDTH * 4;
-                    for (int i = 0; i < GROUP / 4; i++) {
+                    EACH(i, GROUP / 4) {
                         ivec four = *(const ivec *)(at + i * PANEL * 4);
-                        for (int r = 0; r < R; r++)
-                            exact[r] = dot4(exact[r], four, ((const int32_t *)(x + r * bytes + group * GROUP))[i]);
+                        EACH(r, R) exact[r] = dot4(exact[r], four, ((const int32_t *)(x + r * bytes + group * GROUP))[i]);
                     }
                 }
                 int64_t place = ((first_panel + p) * groups + group) * PANEL + v * WIDTH;
                 vec scale = load_halves((const _Float16 *)args->scales + place);
-                vec offset = args->offsets ? load_halves((const _Float16 *)args->offsets + place) : splat(0.0f);
-                for (int r = 0; r < R; r++) {
-                    float x_scale = ((const float *)(x + r * bytes + k))[group];
-                    sum[p][r][v] = multiply_add(__builtin_convertvector(exact[r], vec), scale * splat(x_scale), sum[p][r][v]);
-                    if (args->offsets) {
-                        int32_t x_sum = ((const int32_t *)(x + r * bytes + k + groups * 4))[group];
-                        sum[p][r][v] = multiply_add(offset, splat(x_scale * (float)x_sum), sum[p][r][v]);
-                    }
+                vec offset = splat(-args->zero) * scale;
+                if (args->offsets) offset = load_halves((const _Float16 *)args->offsets + place);
+                EACH(r, R) {
+                    const float *x_scale = (const float *)(x + r * bytes + k) + group;
+                    sum[p][r][v] = multiply_add(__builtin_convertvector(exact[r], vec), scale * splat(x_scale[0]), sum[p][r][v]);
+                    sum[p][r][v] = multiply_add(offset, splat(x_scale[groups]), sum[p][r][v]);
                 }
             }
-}
-
-/* -- outputs -- */
-
-INLINE void put(const struct linear_args *args, int64_t first_panel, int64_t row, int P, int R, block_sums sum) {
-    for (int p = 0; p < P; p++) {
-        int64_t output = (first_panel + p) * PANEL;
-        int64_t count = args->num_outputs - output < PANEL ? args->num_outputs - output : PANEL;
-        for (int r = 0; r < R; r++) {
-            float values[PANEL];
-            for (int v = 0; v < V; v++) store(values + v * WIDTH, sum[p][r][v]);
-            if (args->bias)
-                for (int64_t i = 0; i < count; i++) values[i] += ((const float *)args->bias)[output + i];
-            char *y = (char *)args->y + ((row + r) * args->y_stride + output) * element_bytes(args->y_type);
-            if (args->adds) {
-                float before[PANEL];
-                read_row(y, args->y_type, count, before);
-                for (int64_t i = 0; i < count; i++) values[i] += before[i];
-            }
-            write_row(values, args->y_type, count, y);
-        }
-    }
-}
-
-INLINE void block(const struct linear_args *args, int kind, int64_t first_panel, int64_t row, int P, int R) {
-    int64_t k = padded_inputs(args), bytes = row_bytes(args);
-    const char *x = (const char *)args->scratch + row * bytes;
-    block_sums sum;
-    for (int p = 0; p < P; p++)
-        for (int r = 0; r < R; r++)
-            for (int v = 0; v < V; v++) sum[p][r][v] = splat(0.0f);
-    if (kind == KIND_F32) product_f32((const float *)args->weights + first_panel * k * PANEL, k * PANEL, x, bytes, k, P, R, sum);
-    if (kind == KIND_BF16) product_bf16((const uint16_t *)args->weights + first_panel * k * PANEL, k * PANEL, x, bytes, k, P, R, sum);
-    if (kind == KIND_U8) product_codes(args, first_panel, x, bytes, k, 0, P, R, sum);
-    if (kind == KIND_U4) product_codes(args, first_panel, x, bytes, k, 1, P, R, sum);
     put(args, first_panel, row, P, R, sum);
 }
 
-/* Panels first .. end - 1 for rows `row` .. `last - 1`: many rows at a time where there are many, else many panels, so that there are
-   always several independent sums under way. */
+INLINE void block(const struct linear_args *args, int kind, int64_t first_panel, int64_t row, int P, int R) {
+    if (kind == KIND_F32) product_f32(args, first_panel, row, P, R);
+    if (kind == KIND_BF16) product_bf16(args, first_panel, row, P, R);
+    if (kind == KIND_U8) product_codes(args, first_panel, row, 0, P, R);
+    if (kind == KIND_U4) product_codes(args, first_panel, row, 1, P, R);
+}
+
+/* Panels first .. end - 1 for R rows from `row` on, P panels at a time. */
+INLINE void panels_of(const struct linear_args *args, int kind, int64_t first, int64_t end, int64_t row, int P, int R) {
+    int64_t panel = first;
+    for (; panel + P <= end; panel += P) block(args, kind, panel, row, P, R);
+    for (; panel < end; panel++) block(args, kind, panel, row, 1, R);
+}
+
+/* Rows `row` .. `last - 1`: many rows at a time where there are many, else many panels, so that there are always several independent sums
+   under way, and no more than there are registers. */
 INLINE void rows_of_kind(const struct linear_args *args, int kind, int64_t first, int64_t end, int64_t row, int64_t last) {
-    const int many = WIDTH == 16 ? 8 : 4, pair = WIDTH == 16 ? 2 : 1;
-    for (; row + many <= last; row += many) {
-        int64_t panel = first;
-        for (; panel + pair <= end; panel += pair) {
-            if (WIDTH == 16) block(args, kind, panel, row, 2, 8);
-            else block(args, kind, panel, row, 1, 4);
-        }
-        for (; panel < end; panel++) {
-            if (WIDTH == 16) block(args, kind, panel, row, 1, 8);
-            else block(args, kind, panel, row, 1, 4);
-        }
-    }
-    if (WIDTH == 16 && row + 4 <= last) {
-        int64_t panel = first;
-        for (; panel + 2 <= end; panel += 2) block(args, kind, panel, row, 2, 4);
-        for (; panel < end; panel++) block(args, kind, panel, row, 1, 4);
-        row += 4;
-    }
-    for (; row + 2 <= last; row += 2) {
-        int64_t panel = first;
-        for (; panel + 2 <= end; panel += 2) block(args, kind, panel, row, 2, 2);
-        for (; panel < end; panel++) block(args, kind, panel, row, 1, 2);
-    }
-    if (row < last) {
-        int64_t panel = first;
-        for (; panel + 4 <= end; panel += 4) block(args, kind, panel, row, 4, 1);
-        for (; panel < end; panel++) block(args, kind, panel, row, 1, 1);
-    }
+    int is_wide = WIDTH == 16, has_codes = kind == KIND_U8 || kind == KIND_U4;
+    if (is_wide)
+        for (; row + 8 <= last; row += 8) panels_of(args, kind, first, end, row, has_codes ? 1 : 2, 8);
+    for (; row + 4 <= last; row += 4) panels_of(args, kind, first, end, row, is_wide ? 2 : 1, 4);
+    for (; row + 2 <= last; row += 2) panels_of(args, kind, first, end, row, is_wide ? 2 : 1, 2);
+    if (row < last) panels_of(args, kind, first, end, row, is_wide ? 4 : 2, 1);
 }
 
 #define OF_KIND(name, kind)                                                                                                         \
