@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from slotwise.errors import ModelLoadError, ModelNotFoundError
 from slotwise.known_models import KNOWN_MODELS
 from slotwise.plugin.suggestions import did_you_mean
+from slotwise.startup import stage
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -134,10 +135,12 @@ def _weight_files(path: Path) -> tuple[Path | None, str | None]:
 
 
 def _read_config(folder: Path) -> PretrainedConfig:
-    from transformers import AutoConfig
+    with stage("import of transformers"):
+        from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        with stage("model config"):
+            config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:
         _check_stated_sizes(folder / "config.json")
         raise ModelLoadError(

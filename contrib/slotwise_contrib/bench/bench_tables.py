@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from slotwise_contrib.bench.command_times import CommandResult
     from slotwise_contrib.bench.model_runs import ModelResult
     from slotwise_contrib.bench.overhead import OverheadResult
+    from slotwise_contrib.bench.peer_runs import PeerResult
     from slotwise_contrib.bench.quality import Quality
     from slotwise_contrib.bench.sample_statistics import Distribution
     from slotwise_contrib.bench.sampler import SamplerResult
@@ -129,6 +130,30 @@ def model_tables(result: ModelResult) -> list[Table | str]:
         ]
         tables.append(table(columns, rows, title=f"\n{name}: {WORKLOADS[name].title}"))
     return tables
+
+
+def peers_table(results: Sequence[PeerResult]) -> list[Table | str]:
+    """One row per engine: start and memory, then what each workload is judged by."""
+    columns = ["engine", "start s", "peak MiB"]
+    workloads = list(dict.fromkeys(name for result in results for name in result.times))
+    for name in workloads:
+        is_stream = results[0].times[name].decode_tokens_per_s is not None
+        is_prompt = WORKLOADS[name].num_new == 1
+        columns += [f"{name} decode/s", f"{name} first ms"] if is_stream else [f"{name} prompt/s" if is_prompt else f"{name} new/s"]
+        columns.append(f"{name} wall s")
+    rows = []
+    for result in results:
+        row = [f"{result.spec.label} ({result.version})", f"{result.start_s:.1f}", f"{result.peak_rss_mib:.0f}"]
+        for name in workloads:
+            times = result.times[name]
+            if times.decode_tokens_per_s is not None and times.first_token_s is not None:
+                row += [f"{times.decode_tokens_per_s:.1f}", f"{times.first_token_s.median * 1e3:.0f}"]
+            else:
+                row.append(f"{times.prompt_tokens_per_s if WORKLOADS[name].num_new == 1 else times.output_tokens_per_s:.0f}")
+            row.append(f"{times.wall_s.median:.2f}")
+        rows.append(row)
+    titles = "; ".join(f"{name}: {WORKLOADS[name].title}" for name in workloads)
+    return [f"medians, engines in turns; {titles}", table(columns, rows)]
 
 
 def quality_table(found: Sequence[Quality]) -> Table:

@@ -161,13 +161,9 @@ def model(
     """Measure whole engines on fixed workloads, in turns: first token, tokens per second, wall time."""
     from slotwise_contrib.bench.arms import timed_engine
     from slotwise_contrib.bench.bench_tables import model_tables
-    from slotwise_contrib.bench.model_runs import WORKLOADS, measure
+    from slotwise_contrib.bench.model_runs import chosen_workloads, measure
 
-    names = [name.strip() for name in workloads.split(",")]
-    for name in names:
-        if name not in WORKLOADS:
-            raise ConfigError(f"--workloads: given {name!r}; accepted: {', '.join(WORKLOADS)}.")
-    chosen = [WORKLOADS[name] for name in names]
+    chosen = chosen_workloads(workloads)
     engines = {arm or "default": timed_engine(source, arm) for arm in arms or [""]}
     with _progress("measuring", len(chosen) * (runs + 1), shown=not as_json) as advance:
         result = measure(source, engines, chosen, num_runs=runs, advance=advance)
@@ -175,6 +171,39 @@ def model(
         write_json(result.to_dict())
     else:
         write(*model_tables(result))
+
+
+@app.command()
+def peers(
+    *,
+    others: Annotated[
+        list[str] | None, typer.Option("--peer", metavar="LABEL=ADAPTER,PYTHON,MODEL", help="Another engine, and the Python that has it.")
+    ] = None,
+    ours: Annotated[
+        list[str] | None, typer.Option("--ours", metavar="LABEL=MODEL,KEY=VALUE,...", help="This engine, under some settings.")
+    ] = None,
+    workloads: Annotated[str, typer.Option("--workloads", metavar="NAME,...", help="Of W1, W2, W3, W4.")] = "W1,W2,W3,W4",
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Counted runs of each workload.")] = 3,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of each engine.")] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Measure this engine and others in one interleaved run: start, memory, and the workloads of `bench model`."""
+    from tempfile import TemporaryDirectory
+
+    from slotwise_contrib.bench.bench_tables import peers_table
+    from slotwise_contrib.bench.model_runs import chosen_workloads
+    from slotwise_contrib.bench.peer_runs import PeerSpec, measure_peers
+
+    specs = [*(PeerSpec.ours(text) for text in ours or ()), *(PeerSpec.parse(text) for text in others or ())]
+    if not specs:
+        raise ConfigError("Nothing to measure; give --ours LABEL=MODEL,... and --peer LABEL=ADAPTER,PYTHON,MODEL.")
+    chosen = chosen_workloads(workloads)
+    with _progress("measuring", len(chosen) * (runs + 1), shown=not as_json) as advance, TemporaryDirectory() as folder:
+        found = measure_peers(specs, chosen, num_runs=runs, num_threads=threads, log_folder=Path(folder), advance=advance)
+    if as_json:
+        write_json([each.to_dict() for each in found])
+    else:
+        write(*peers_table(found))
 
 
 @app.command()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from slotwise.errors import ConfigError
 from slotwise.sampling_params import SamplingParams
 from slotwise_contrib.bench.sample_statistics import Distribution, distribution
 
@@ -55,6 +56,15 @@ WORKLOADS = {
     "W3": Workload(name="W3", title="32 requests, 512 shared + 32, + 64", prompt_lens=(544,) * 32, num_new=64, num_shared=512),
     "W4": Workload(name="W4", title="prompt of 4096", prompt_lens=(4096,), num_new=1),
 }
+
+
+def chosen_workloads(text: str) -> list[Workload]:
+    """text: names of `WORKLOADS`, with commas. Raises ConfigError."""
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in WORKLOADS:
+            raise ConfigError(f"--workloads: given {name!r}; accepted: {', '.join(WORKLOADS)}.")
+    return [WORKLOADS[name] for name in names]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

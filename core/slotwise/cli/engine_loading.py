@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from slotwise.cli.run_view import loading_bar
+from slotwise.openmp import let_openmp_sleep
+from slotwise.startup import collection_paused, stage
 
 if TYPE_CHECKING:
     from slotwise.config.loading import LoadedConfig
@@ -16,10 +19,15 @@ if TYPE_CHECKING:
 @contextmanager
 def open_llm(loaded: LoadedConfig) -> Iterator[LLM]:
     """Raises ConfigError, PluginError or ModelLoadError before anything runs."""
-    with loading_bar() as progress:
-        from slotwise.engine.llm import LLM
-
-        llm = LLM(config=loaded, progress=progress)
+    with collection_paused(), loading_bar() as progress:
+        with stage("import of torch"):
+            let_openmp_sleep()
+            import torch  # noqa: F401
+        with stage("import of the engine"):
+            from slotwise.engine.llm import LLM
+        with stage("rest of the start"):
+            llm = LLM(config=loaded, progress=progress)
+    gc.freeze()  # what is there now stays: collections need not look at it again
     try:
         yield llm
     finally:

@@ -34,6 +34,7 @@ from slotwise.cli.run_parameters import (
     sampling_params,
 )
 from slotwise.errors import ConfigError
+from slotwise.startup import StartupLedger, keep_ledger, process_age
 
 if TYPE_CHECKING:
     from slotwise.cli.generation import Answer, Run
@@ -73,11 +74,13 @@ def generate(
         int | None, typer.Option("--logprobs", metavar="N", help="With --json: logprobs of each token and of the N most likely ones.")
     ] = None,
     no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the text when it is complete.")] = False,
+    startup: Annotated[bool, typer.Option("--startup", help="Tell where the time up to the first token went.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Generate text from one or more prompts."""
     from slotwise.cli.prompts import collect_prompts
 
+    began = process_age()
     if system is not None and not chat:
         raise ConfigError("--system is a message of a conversation; give --chat with it.")
     if logprobs is not None and not as_json:
@@ -104,10 +107,19 @@ def generate(
         entries = [entry.as_chat(system) for entry in entries]
     from slotwise.cli.engine_loading import open_llm
 
-    with open_llm(loaded) as llm:
-        run = _run(llm, entries, params, as_json=as_json, streams=not no_stream)
-        _report(llm, run, as_json=as_json)
+    with keep_ledger() as ledger:
+        ledger.add("Python, command line, imports of the command", began or 0.0)
+        with open_llm(loaded) as llm:
+            run = _run(llm, entries, params, as_json=as_json, streams=not no_stream)
+            _report(llm, run, as_json=as_json, startup=_startup(ledger, run) if startup else None)
     _exit(run)
+
+
+def _startup(ledger: StartupLedger, run: Run) -> dict[str, float]:
+    """Seconds of each stage, the first token's last."""
+    outputs = [answer.output for answer in run.answers if answer.output is not None and answer.output.metrics is not None]
+    first = [seconds for output in outputs if output.metrics and (seconds := output.metrics.time_to_first_token) is not None]
+    return ledger.stages | {"first token": min(first, default=0.0)}
 
 
 def _run(llm: LLM, entries: Sequence[PromptEntry], params: SamplingParams, *, as_json: bool, streams: bool) -> Run:
@@ -151,17 +163,19 @@ def _write_in_order(answers: Sequence[Answer]) -> None:
         typer.echo()
 
 
-def _report(llm: LLM, run: Run, *, as_json: bool) -> None:
+def _report(llm: LLM, run: Run, *, as_json: bool, startup: dict[str, float] | None) -> None:
     from slotwise.cli.run_summary import components_line, measure, run_record, summary_line
-    from slotwise.cli.run_view import show_summary
+    from slotwise.cli.run_view import show_startup, show_summary
 
     speculation = llm.engine.core.stats().speculation
     if as_json:
         record = run_record(llm.model_name, run.answers, llm.components, was_interrupted=run.was_interrupted, speculation=speculation)
-        write_json(record)
+        write_json(record if startup is None else record | {"startup_s": startup})
         return
     start = "interrupted | " if run.was_interrupted else ""
     show_summary(f"{start}{summary_line(measure(run.answers, speculation))} | {components_line(llm.components)}")
+    if startup is not None:
+        show_startup(startup)
 
 
 def _exit(run: Run) -> None:

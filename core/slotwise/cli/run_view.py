@@ -61,6 +61,12 @@ def show_summary(line: str) -> None:
     typer.secho(line, dim=True, err=not sys.stdout.isatty())
 
 
+def show_startup(stages: dict[str, float]) -> None:
+    """Seconds up to the first token, below the summary."""
+    for name, seconds in (*stages.items(), ("in all", sum(stages.values()))):
+        show_summary(f"{seconds:7.3f} s  {name}")
+
+
 def notice(text: str) -> None:
     """Something to tell that is no part of the output."""
     typer.secho(text, dim=True, err=True)

@@ -20,3 +20,7 @@ Before the first step: `plan` decides what fills each slot, `assembly` and `atte
 processors around the core; `sampling_assembly` and `proposer_plan` do the same for what stands beside the sampler.
 `engine_core.EngineCore.step` is the step itself; `pipelined_core` overlaps two of them.
 """
+
+from slotwise.openmp import let_openmp_sleep
+
+let_openmp_sleep()  # here, because every import of torch in the engine comes after it

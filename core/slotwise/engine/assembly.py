@@ -28,6 +28,7 @@ from slotwise.interfaces.observer import ComponentInUse, EngineInfo, ObserverSet
 from slotwise.interfaces.sampler import Sampler, SamplerSetup
 from slotwise.interfaces.scheduler import SchedulerSetup
 from slotwise.plugin.observers import ObserverHub
+from slotwise.startup import stage
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,8 @@ def _load_weights(plan: EnginePlan, model_plan: ModelPlan, progress: ProgressCal
             options=chosen.options,
         )
     )
-    model_plan.instance.load(weights, progress)
+    with stage("weights"):
+        model_plan.instance.load(weights, progress)
 
 
 def _block_schemes(plan: EnginePlan) -> tuple[str, ...]:

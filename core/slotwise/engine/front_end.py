@@ -21,6 +21,7 @@ from slotwise.errors import ConfigError
 from slotwise.interfaces.model import Model
 from slotwise.interfaces.observer import ComponentInUse
 from slotwise.pooling_defaults import read_pooling_defaults
+from slotwise.startup import collection_paused, stage
 from slotwise.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -91,7 +92,10 @@ def resolve_config(
 
 def build_front_end(config: EngineConfig, progress: LoadProgress | None = None) -> FrontEnd:
     """Plan and build everything. Raises ConfigError, PluginError or ModelLoadError before anything runs."""
-    return front_end_of(plan_engine(config), progress)
+    with collection_paused():
+        with stage("choice of components"):
+            plan = plan_engine(config)
+        return front_end_of(plan, progress)
 
 
 def front_end_of(plan: EnginePlan, progress: LoadProgress | None = None, *, loaded_model: Model | None = None) -> FrontEnd:
@@ -102,11 +106,15 @@ def front_end_of(plan: EnginePlan, progress: LoadProgress | None = None, *, load
             "The configuration names no model. Give model.source: a directory, a .gguf file or a known name (`slotwise models`).",
             key="model.source",
         )
-    tokenizer = load_tokenizer(model_plan.source, override=config.model.tokenizer, chat_template=config.model.chat_template)
+    with stage("tokenizer"):
+        tokenizer = load_tokenizer(model_plan.source, override=config.model.tokenizer, chat_template=config.model.chat_template)
     on_weights = None if progress is None else partial(progress, "weights")
     processors = processor_setups(plan, model_plan, tokenizer)
     grammars = build_grammars(plan, model_plan, tokenizer)
-    core = build_core(plan, model_plan, on_weights, loaded_model=loaded_model, processors=build_processors(processors), grammars=grammars)
+    with stage("cache, scheduler, attention"):
+        core = build_core(
+            plan, model_plan, on_weights, loaded_model=loaded_model, processors=build_processors(processors), grammars=grammars
+        )
     input_processor = InputProcessor(
         tokenizer=tokenizer,
         vocab_size=model_plan.description.vocab_size,

@@ -29,6 +29,7 @@ from slotwise.plugin.registry import ComponentRegistry
 from slotwise.plugin.resolution import Resolution
 from slotwise.plugin.resolver import AUTO, resolve_attention, resolve_slot
 from slotwise.plugin.states import LoadedComponent, PluginState
+from slotwise.startup import stage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,17 +248,20 @@ def _make_linear(plan: EnginePlan, dtype: str) -> LinearBackend | None:
 def make_model(plan: EnginePlan, source: ModelSource, *, dtype: str, max_model_len: int) -> Model:
     """A model without parameters, by the component chosen for the slot."""
     chosen = plan.components["model"]
-    model: Model = chosen.implementation()(
-        ModelSetup(
-            hf_config=source.hf_config,
-            dtype=dtype,
-            device=plan.machine.device,
-            max_model_len=max_model_len,
-            seed=plan.config.seed,
-            linear=_make_linear(plan, dtype),
-            options=chosen.options,
+    with stage("import of the model"):
+        implementation = chosen.implementation()
+    with stage("model without weights"):
+        model: Model = implementation(
+            ModelSetup(
+                hf_config=source.hf_config,
+                dtype=dtype,
+                device=plan.machine.device,
+                max_model_len=max_model_len,
+                seed=plan.config.seed,
+                linear=_make_linear(plan, dtype),
+                options=chosen.options,
+            )
         )
-    )
     return model
 
 
