@@ -95,12 +95,15 @@ class Peer:
         """Returns when the engine has given its first token. Raises SlotwiseError if it does not come so far."""
         self._log = log
         words = [spec.interpreter, str(_FOLDER / f"adapter_{spec.adapter}.py"), spec.model, str(num_threads)]
-        with log.open("w", encoding="utf-8") as errors:
+        receiving, sending = os.pipe()
+        with log.open("w", encoding="utf-8") as printed:
             self._process = subprocess.Popen(
                 [*words, spec.arm] if spec.adapter == OURS else words,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-                env={**os.environ, "BENCH_BEGAN": repr(time.time())},
+                stdin=subprocess.PIPE, stdout=printed, stderr=printed, text=True, pass_fds=(sending,),
+                env={**os.environ, "BENCH_BEGAN": repr(time.time()), "BENCH_CHANNEL": str(sending)},
             )  # fmt: skip
+        os.close(sending)
+        self._answers = os.fdopen(receiving, encoding="utf-8")
         first = self._answer()
         self.result = PeerResult(spec=spec, version=first["version"], start_s=first["ready"])
 
@@ -119,6 +122,7 @@ class Peer:
         """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
+        self._answers.close()
         try:
             self._process.wait(timeout=20)
         except subprocess.TimeoutExpired:
@@ -126,8 +130,7 @@ class Peer:
             self._process.wait()
 
     def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._answers.readline()
         if not line:
             self._process.wait()
             last = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LINES_OF_LOG:]

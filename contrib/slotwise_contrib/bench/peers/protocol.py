@@ -1,5 +1,5 @@
-"""What an engine's adapter speaks: one JSON object per line, on standard input and output. Standard library only, so that any interpreter
-can run it.
+"""What an engine's adapter speaks: one JSON object per line, on standard input and a pipe of its own, since engines print on standard
+output what they like. Standard library only, so that any interpreter can run it.
 
     <- {"ready": seconds since the process began, "version": "..."}
     -> {"prompts": [[id, ...], ...], "num_new": n}
@@ -25,8 +25,7 @@ def peak_rss_mib() -> float:
 
 def serve(version: str, generate: Callable[[list[list[int]], int], list[list[int]]]) -> None:
     """generate(prompts, num_new) -> new ids of each prompt, greedy, never ending early. Ends when standard input does."""
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever an engine prints is no answer
+    channel = os.fdopen(int(os.environ["BENCH_CHANNEL"]), "w", encoding="utf-8")
 
     def answer(record: dict[str, object]) -> None:
         channel.write(json.dumps(record) + "\n")
