@@ -119,18 +119,22 @@ struct attend_job {
     const struct tile *tiles;
     float *parts, *sums;
     char *scratch;
-    int64_t num_split_items, part_size, sums_size, scratch_size;
+    int64_t num_split_tiles, part_size, sums_size, scratch_size;
+    int64_t heads_together; /* of one row's split, by one thread: their keys lie in the same cache lines */
     int group;
 };
 
 static void attend_item(void *context, int64_t item, int thread) {
     const struct attend_job *job = context;
     char *mine = job->scratch + thread * job->scratch_size;
-    if (item < job->num_split_items) {
-        struct partial part = partial_at(job->parts + item * job->part_size, job->group, padded(job->args->value_dim));
-        best()->tile(job->args, &job->tiles[item], &part, mine);
-    } else {
-        whole_tile(job->args, job->tiles[item], job->sums + thread * job->sums_size, mine);
+    int64_t num_split_items = job->num_split_tiles / job->heads_together, first = item * job->heads_together;
+    if (item >= num_split_items) {
+        whole_tile(job->args, job->tiles[job->num_split_tiles + item - num_split_items], job->sums + thread * job->sums_size, mine);
+        return;
+    }
+    for (int64_t at = first; at < first + job->heads_together; at++) {
+        struct partial part = partial_at(job->parts + at * job->part_size, job->group, padded(job->args->value_dim));
+        best()->tile(job->args, &job->tiles[at], &part, mine);
     }
 }
 
@@ -156,13 +160,13 @@ int slotwise_attend(const struct attend_args *args) {
         free(tiles), free(parts), free(sums), free(scratch);
         return 1;
     }
-    /* Single tokens: one item per split, its part kept. Longer rows: one item per tile. */
-    int64_t count = 0, num_split_items = 0;
+    /* Single tokens: one tile per split and head, its part kept. Longer rows: one item per tile. */
+    int64_t count = 0, num_split_tiles = 0;
     for (int row = 0; row < args->step->num_rows; row++)
         if (args->step->query_start_loc[row + 1] - args->step->query_start_loc[row] == 1)
-            for (int head = 0; head < args->num_kv_heads; head++)
-                for (int split = 0; split < num_splits(args, row); split++) tiles[count++] = (struct tile){row, 0, 1, head, split};
-    num_split_items = count;
+            for (int split = 0; split < num_splits(args, row); split++)
+                for (int head = 0; head < args->num_kv_heads; head++) tiles[count++] = (struct tile){row, 0, 1, head, split};
+    num_split_tiles = count;
     for (int row = 0; row < args->step->num_rows; row++) {
         int query_len = args->step->query_start_loc[row + 1] - args->step->query_start_loc[row];
         for (int first = 0; query_len > 1 && first < query_len; first += tokens_per_tile)
@@ -171,25 +175,26 @@ int slotwise_attend(const struct attend_args *args) {
                 tiles[count++] = (struct tile){row, first, tokens, head, -1};
             }
     }
-    struct attend_job job = {args, tiles, parts, sums, scratch, num_split_items, part_size, largest, scratch_size, group};
-    slotwise_run(num_threads, count, attend_item, &job);
+    int64_t together = num_split_tiles >= 2 * (int64_t)num_threads * args->num_kv_heads ? args->num_kv_heads : 1;
+    struct attend_job job = {args, tiles, parts, sums, scratch, num_split_tiles, part_size, largest, scratch_size, together, group};
+    slotwise_run(num_threads, num_split_tiles / together + count - num_split_tiles, attend_item, &job);
     /* Parts of single tokens, in the order of their keys; a row without keys has none and becomes 0. */
     int64_t at = 0;
     for (int row = 0; row < args->step->num_rows; row++) {
         if (args->step->query_start_loc[row + 1] - args->step->query_start_loc[row] != 1) continue;
-        for (int head = 0; head < args->num_kv_heads; head++) {
+        int splits = num_splits(args, row), heads = args->num_kv_heads;
+        for (int head = 0; head < heads; head++) {
             struct partial all = partial_at(sums, group, value_dim);
             struct tile tile = {row, 0, 1, head, -1};
-            int splits = num_splits(args, row);
-            if (splits) all = partial_at(parts + at * part_size, group, value_dim);
+            if (splits) all = partial_at(parts + (at + head) * part_size, group, value_dim);
             else for (int i = 0; i < group; i++) all.peak[i] = -INFINITY;
             for (int split = 1; split < splits; split++) {
-                struct partial part = partial_at(parts + (at + split) * part_size, group, value_dim);
+                struct partial part = partial_at(parts + (at + split * heads + head) * part_size, group, value_dim);
                 merge(&all, &part, group, value_dim);
             }
             finish(args, &tile, &all, (float *)scratch);
-            at += splits;
         }
+        at += (int64_t)splits * heads;
     }
     free(tiles), free(parts), free(sums), free(scratch);
     return 0;

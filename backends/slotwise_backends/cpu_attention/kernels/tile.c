@@ -123,8 +123,18 @@ static vec read_some(const char *at, int type, int count) {
 /* Turned keys, and values, of one step as floats. keys, values: where each begins. */
 INLINE void read_type(const struct attend_args *args, const char *const *keys, const char *const *values, int type, const struct place *at) {
     int size = element_size(type), dim = args->head_dim, value_dim = args->value_dim, stride = padded(value_dim);
-    for (int first = 0; first < KEYS_PER_STEP; first += WIDTH)
-        for (int i = 0; i < dim; i += WIDTH) {
+    for (int first = 0; first < KEYS_PER_STEP; first += WIDTH) {
+        int i = 0;
+        for (; type == BFLOAT16 && i + 2 * WIDTH <= dim; i += 2 * WIDTH) { /* pairs are turned as one, and taken apart afterwards */
+            vec rows[WIDTH];
+            for (int n = 0; n < WIDTH; n++) rows[n] = load((const float *)(keys[first + n] + i * size));
+            transpose(rows);
+            for (int j = 0; j < WIDTH; j++) {
+                store(at->keys + (i + 2 * j) * KEYS_PER_STEP + first, (vec)((ivec)rows[j] << 16));
+                store(at->keys + (i + 2 * j + 1) * KEYS_PER_STEP + first, (vec)((ivec)rows[j] & (int32_t)0xffff0000));
+            }
+        }
+        for (; i < dim; i += WIDTH) {
             vec rows[WIDTH];
             if (i + WIDTH <= dim)
                 for (int n = 0; n < WIDTH; n++) rows[n] = read_vector(keys[first + n] + i * size, type);
@@ -133,6 +143,7 @@ INLINE void read_type(const struct attend_args *args, const char *const *keys, c
             transpose(rows);
             for (int j = 0; j < WIDTH; j++) store(at->keys + (i + j) * KEYS_PER_STEP + first, rows[j]);
         }
+    }
     for (int n = 0; n < KEYS_PER_STEP; n++) {
         float *value = at->values + n * stride;
         int i = 0;
@@ -145,13 +156,14 @@ INLINE void read_type(const struct attend_args *args, const char *const *keys, c
 INLINE void find_keys(const struct attend_args *args, const struct tile *tile, int start, int end, const char **keys, const char **values) {
     const int32_t *table = args->step->block_table ? args->step->block_table + (int64_t)tile->row * args->step->table_stride : 0;
     const struct kv_view *k = &args->key, *v = &args->value;
-    int entry = table ? start / args->block_size : 0, token = table ? start % args->block_size : args->step->query_start_loc[tile->row] + start;
-    int64_t size = element_size(args->kv_type);
-    for (int n = 0; n < end - start; n++) {
-        int64_t block = table ? table[entry] : 0;
-        keys[n] = (const char *)k->base + (block * k->block_stride + token * k->token_stride + tile->kv_head * k->head_stride) * size;
-        values[n] = (const char *)v->base + (block * v->block_stride + token * v->token_stride + tile->kv_head * v->head_stride) * size;
-        if (++token == args->block_size && table) token = 0, entry++;
+    int64_t size = element_size(args->kv_type), k_step = k->token_stride * size, v_step = v->token_stride * size;
+    int n = 0, at = table ? start : args->step->query_start_loc[tile->row] + start, last = at + end - start;
+    while (at < last) { /* block by block */
+        int64_t block = table ? table[at / args->block_size] : 0, token = table ? at % args->block_size : at;
+        int stop = table ? at - (int)token + args->block_size : last;
+        const char *key = (const char *)k->base + (block * k->block_stride + token * k->token_stride + tile->kv_head * k->head_stride) * size;
+        const char *value = (const char *)v->base + (block * v->block_stride + token * v->token_stride + tile->kv_head * v->head_stride) * size;
+        for (; at < stop && at < last; at++, n++, key += k_step, value += v_step) keys[n] = key, values[n] = value;
     }
 }
 
