@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from slotwise_contrib.bench.attention import AttentionResult, ShapeResult
     from slotwise_contrib.bench.command_times import CommandResult
+    from slotwise_contrib.bench.decode_steps import DecodeTimes, StepShares
     from slotwise_contrib.bench.model_runs import ModelResult
     from slotwise_contrib.bench.overhead import OverheadResult
     from slotwise_contrib.bench.peer_runs import PeerResult
@@ -154,6 +155,36 @@ def peers_table(results: Sequence[PeerResult]) -> list[Table | str]:
         rows.append(row)
     titles = "; ".join(f"{name}: {WORKLOADS[name].title}" for name in workloads)
     return [f"medians, engines in turns; {titles}", table(columns, rows)]
+
+
+def steps_table(found: Sequence[DecodeTimes]) -> Table:
+    """One row per case."""
+    rows = [
+        (
+            f"{times.case.num_running}",
+            f"{times.case.context_len}",
+            f"{times.case.num_waiting}",
+            f"{times.step_ms.median:.2f}",
+            _spread(times.step_ms, 1),
+            f"{times.tokens_per_s:.0f}",
+        )
+        for times in found
+    ]
+    return table(("running", "context", "waiting", "step ms", "p10-p90", "tokens/s"), rows)
+
+
+def shares_table(found: Sequence[StepShares]) -> Table:
+    """One row per case, milliseconds and shares."""
+
+    def cell(value: float, whole: float) -> str:
+        return f"{value:.2f} ({value / whole:.0%})"
+
+    rows = []
+    for shares in found:
+        parts = (shares.matrices, shares.row_operations, shares.attention, shares.sampler, shares.rest)
+        case = f"{shares.case.num_running} x {shares.case.context_len}"
+        rows.append((case, f"{shares.whole:.2f}", *(cell(part, shares.whole) for part in parts)))
+    return table(("rows x context", "step ms", "matrices", "row operations", "attention", "sampler", "rest (Python)"), rows)
 
 
 def quality_table(found: Sequence[Quality]) -> Table:

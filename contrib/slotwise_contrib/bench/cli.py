@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -171,6 +172,42 @@ def model(
         write_json(result.to_dict())
     else:
         write(*model_tables(result))
+
+
+@app.command()
+def steps(
+    *,
+    source: Annotated[str, typer.Option("-m", "--model", metavar="MODEL", help="Directory, .gguf file or known name.")],
+    arm: Annotated[str, typer.Option("--arm", metavar="KEY=VALUE,...", help="Settings of the engine.")] = "",
+    batches: Annotated[str, typer.Option("--batches", metavar="N,N,...", help="Running requests.")] = "1,8,32,128",
+    contexts: Annotated[str, typer.Option("--contexts", metavar="N,N,...", help="Tokens of each, at a batch of 1.")] = "128,1024,4096",
+    waiting: Annotated[str, typer.Option("--waiting", metavar="N,N,...", help="Requests in the queue, at the largest batch.")] = "0,1000",
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Timed steps of each case.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Measure steps of decoding as batch, context and queue grow, and what they are made of."""
+    from slotwise_contrib.bench.arms import engine
+    from slotwise_contrib.bench.bench_tables import shares_table, steps_table
+    from slotwise_contrib.bench.decode_steps import DecodeCase, measure_shares, measure_steps
+
+    sizes, lengths = numbers("--batches", batches, lowest=1), numbers("--contexts", contexts, lowest=1)
+    cases = [DecodeCase(num_running=size, context_len=lengths[0]) for size in sizes]
+    cases += [DecodeCase(num_running=1, context_len=length) for length in lengths[1:]]
+    queues = numbers("--waiting", waiting, lowest=0)
+    cases += [DecodeCase(num_running=sizes[-1], context_len=lengths[0], num_waiting=count) for count in queues if count]
+    seats = f"scheduler.max_num_seqs={sizes[-1]},scheduler.max_num_waiting={max(queues) + sizes[-1]}"
+    llm = engine(source, ",".join(part for part in (seats, arm) if part))()
+    with _progress("measuring", len(cases), shown=not as_json) as advance:
+        found = measure_steps(llm, cases, num_steps=steps, advance=advance)
+        try:
+            shares = [measure_shares(llm, case, num_steps=steps) for case in (cases[0], cases[len(sizes) - 1])]
+        except ValueError as error:
+            typer.echo(f"Note: {error}.", err=True)
+            shares = []
+    if as_json:
+        write_json({"steps": [each.to_dict() for each in found], "shares": [asdict(each) for each in shares]})
+    else:
+        write(steps_table(found), *([shares_table(shares)] if shares else []))
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from slotwise.testing.attention_scenario import DECODES, MIXED, Scenario
 from slotwise.testing.verdicts import NotClaimedError, require
 
 PROMPT_LEN: Final = 23
+ROWS_PER_KEY: Final = ((1, 1), (4, 2), (9, 3), (4, 1), (6, 1), (8, 1))
+"""(heads, KV heads): kernels often treat few query heads per key otherwise than many."""
 CHUNKINGS: Final = ((23,), (7, 16), (16, 7), (5, 1, 1, 9, 7), (1,) * 23)
 
 
@@ -102,9 +105,20 @@ class AttentionStepCases(AttentionKit):
     def test_chunks_are_bit_equal(self) -> None:
         """Under `batch_invariant` a position's result is bit-equal however its prompt was cut into chunks."""
         self.require_claim(self.claims.batch_invariant, "batch-invariant results")
-        scenario = Scenario(query_lens=(PROMPT_LEN,), seq_lens=(PROMPT_LEN,), batch_invariant=True)
-        results = [self._compute_in_chunks(self.batch(scenario), chunking) for chunking in CHUNKINGS]
-        for chunking, result in zip(CHUNKINGS[1:], results[1:], strict=True):
+        wide = next((dim for dim in self.head_dims() if dim in (64, 128)), None)
+        for dtype in self.dtypes():
+            shapes = [(4, 2, None, CHUNKINGS), *((heads, kv, wide, (CHUNKINGS[0], CHUNKINGS[-1])) for heads, kv in ROWS_PER_KEY)]
+            for num_heads, num_kv_heads, head_dim, chunkings in shapes:
+                scenario = Scenario(
+                    query_lens=(PROMPT_LEN,), seq_lens=(PROMPT_LEN,), batch_invariant=True, dtype=dtype,
+                    num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+                )  # fmt: skip
+                if self.refused_combination(scenario) is None:
+                    self._check_chunks_are_bit_equal(scenario, chunkings)
+
+    def _check_chunks_are_bit_equal(self, scenario: Scenario, chunkings: Sequence[tuple[int, ...]]) -> None:
+        results = [self._compute_in_chunks(self.batch(scenario), chunking) for chunking in chunkings]
+        for chunking, result in zip(chunkings[1:], results[1:], strict=True):
             require(torch.equal(result, results[0]), f"computed in chunks of {chunking} the prompt's results differ from those at once")
 
     def test_graphs_replay_later_steps(self) -> None:

@@ -147,6 +147,9 @@ class Workspace:
 class Chain(ABC):
     """Links in a workspace."""
 
+    def __init__(self, links: Sequence[Link], workspace: Workspace) -> None:
+        self.links, self.workspace = tuple(links), workspace
+
     @abstractmethod
     def run(self, positions: torch.Tensor) -> None:
         """All links on all rows. positions: [num_rows] int64; each whole row that a link names is bound to as many rows."""
@@ -156,16 +159,17 @@ class LoopedChain(Chain):
     """Link by link: on any device, with any linear component."""
 
     def __init__(self, links: Sequence[Link], workspace: Workspace, ops: RowOps) -> None:
-        self._links, self._workspace, self._ops = tuple(links), workspace, ops
+        super().__init__(links, workspace)
+        self._ops = ops
 
     def run(self, positions: torch.Tensor) -> None:
-        block_rows = self._workspace.block_rows
+        block_rows = self.workspace.block_rows
         for first in range(0, len(positions), block_rows):
-            for link in self._links:
+            for link in self.links:
                 self._run_link(link, positions[first : first + block_rows], first)
 
     def _run_link(self, link: Link, positions: torch.Tensor, first: int) -> None:
-        source, target = (self._workspace.rows(name, first, len(positions)) for name in (link.source, link.target))
+        source, target = (self.workspace.rows(name, first, len(positions)) for name in (link.source, link.target))
         match link:
             case Multiply():
                 link.matrix.multiply(source, target, adds=link.adds)
@@ -183,8 +187,8 @@ class NativeChain(Chain):
     """One call of the dense kernels. Its links' matrices are native ones."""
 
     def __init__(self, links: Sequence[Link], workspace: Workspace, kernels: DenseKernels) -> None:
-        self._kernels, self._workspace = kernels, workspace
-        self._links = tuple(links)  # they own the memory that the records point at
+        super().__init__(links, workspace)  # the links own the memory that the records point at
+        self._kernels = kernels
         self._parameters = [_parameters(link, workspace) for link in links]
         self._records = (LinkRecord * len(links))()
         for record, link, parameters in zip(self._records, links, self._parameters, strict=True):

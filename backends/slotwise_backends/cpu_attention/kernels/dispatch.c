@@ -1,5 +1,6 @@
 /* Which instruction set runs, and how a step's work is spread over threads. The only functions that Python calls. */
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "elements.h"
@@ -96,7 +97,6 @@ static struct partial partial_at(float *memory, int64_t rows, int value_dim) {
 /* Whole cache lines: vectors that lie across two of them cost twice. */
 #define LINE 64
 static int64_t in_lines(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
-static void *lines(int64_t bytes) { return aligned_alloc(LINE, (size_t)in_lines(bytes)); }
 
 /* Splits one after the other: each is summed on its own and then merged, exactly as if other threads had done them. */
 static void whole_tile(const struct attend_args *args, struct tile tile, float *sums, char *scratch) {
@@ -113,90 +113,128 @@ static void whole_tile(const struct attend_args *args, struct tile tile, float *
     finish(args, &tile, &all, (float *)scratch);
 }
 
-/* What the threads of one call share. */
+/* Memory of the calling thread that is kept from call to call: fresh memory would cost a page fault for every 4 KiB. */
+struct memory {
+    char *base;
+    int64_t size;
+};
+
+static pthread_key_t memory_key;
+static void forget_memory(void *kept) { free(((struct memory *)kept)->base), free(kept); }
+static void make_memory_key(void) { pthread_key_create(&memory_key, forget_memory); }
+
+static char *kept_memory(int64_t size) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_memory_key);
+    struct memory *kept = pthread_getspecific(memory_key);
+    if (!kept) {
+        kept = calloc(1, sizeof *kept);
+        if (!kept || pthread_setspecific(memory_key, kept)) return free(kept), (char *)0;
+    }
+    if (kept->size < size) {
+        free(kept->base);
+        kept->base = aligned_alloc(LINE, (size_t)in_lines(size));
+        kept->size = kept->base ? size : 0;
+    }
+    return kept->base;
+}
+
+/* What the threads of one call share. Tiles come in three kinds, in this order: single tokens with several splits, a tile for each of them,
+   whose sums are kept as parts; single tokens with one split; many tokens. */
 struct attend_job {
     const struct attend_args *args;
-    const struct tile *tiles;
-    float *parts, *sums;
-    char *scratch;
-    int64_t num_split_tiles, part_size, sums_size, scratch_size;
-    int64_t heads_together; /* of one row's split, by one thread: their keys lie in the same cache lines */
-    int group;
+    struct tile *tiles;
+    int64_t num_split, num_single, num_tiles; /* where each kind ends */
+    int64_t together; /* heads of a single token that one thread takes, because their keys lie in the same cache lines */
+    char *parts, *scratch;
+    int64_t part_size, scratch_size, sums_size;
+    int group, value_dim;
 };
+
+static struct partial part_of(const struct attend_job *job, int64_t tile) {
+    return partial_at((float *)(job->parts + tile * job->part_size), job->group, job->value_dim);
+}
 
 static void attend_item(void *context, int64_t item, int thread) {
     const struct attend_job *job = context;
-    char *mine = job->scratch + thread * job->scratch_size;
-    int64_t num_split_items = job->num_split_tiles / job->heads_together, first = item * job->heads_together;
-    if (item >= num_split_items) {
-        whole_tile(job->args, job->tiles[job->num_split_tiles + item - num_split_items], job->sums + thread * job->sums_size, mine);
-        return;
+    char *sums = job->scratch + thread * (job->scratch_size + job->sums_size), *scratch = sums + job->sums_size;
+    int64_t first = item * job->together, last = first + job->together;
+    if (first >= job->num_single) first = job->num_single + item - job->num_single / job->together, last = first + 1;
+    for (int64_t at = first; at < last; at++) {
+        struct partial part = part_of(job, at);
+        if (at < job->num_split) best()->tile(job->args, &job->tiles[at], &part, scratch);
+        else whole_tile(job->args, job->tiles[at], (float *)sums, scratch);
     }
-    for (int64_t at = first; at < first + job->heads_together; at++) {
-        struct partial part = partial_at(job->parts + at * job->part_size, job->group, padded(job->args->value_dim));
-        best()->tile(job->args, &job->tiles[at], &part, mine);
+}
+
+/* The parts of one head of a single token, in the order of its keys. They begin at tile `item` of its row's tiles, if that is a first split. */
+static void merge_item(void *context, int64_t item, int thread) {
+    const struct attend_job *job = context;
+    struct tile tile = job->tiles[item];
+    if (tile.split) return;
+    struct partial all = part_of(job, item);
+    for (int split = 1; split < num_splits(job->args, tile.row); split++) {
+        struct partial part = part_of(job, item + (int64_t)split * job->args->num_kv_heads);
+        merge(&all, &part, job->group, job->value_dim);
     }
+    finish(job->args, &tile, &all, (float *)(job->scratch + thread * (job->scratch_size + job->sums_size)));
+}
+
+static int is_split(const struct attend_args *args, int row) {
+    return args->step->query_start_loc[row + 1] - args->step->query_start_loc[row] == 1 && num_splits(args, row) > 1;
+}
+
+static int is_single(const struct attend_args *args, int row) {
+    return args->step->query_start_loc[row + 1] - args->step->query_start_loc[row] == 1 && num_splits(args, row) <= 1;
+}
+
+static void lay_tiles(struct attend_job *job, int tokens_per_tile) {
+    const struct attend_args *args = job->args;
+    int heads = args->num_kv_heads, num_rows = args->step->num_rows;
+    int64_t count = 0;
+    for (int row = 0; row < num_rows; row++)
+        for (int split = 0; is_split(args, row) && split < num_splits(args, row); split++)
+            for (int head = 0; head < heads; head++) job->tiles[count++] = (struct tile){row, 0, 1, head, split};
+    job->num_split = count;
+    for (int row = 0; row < num_rows; row++)
+        for (int head = 0; is_single(args, row) && head < heads; head++) job->tiles[count++] = (struct tile){row, 0, 1, head, -1};
+    job->num_single = count;
+    for (int row = 0; row < num_rows; row++) {
+        int query_len = args->step->query_start_loc[row + 1] - args->step->query_start_loc[row];
+        for (int first = 0; query_len > 1 && first < query_len; first += tokens_per_tile)
+            for (int head = 0; head < heads; head++) {
+                int tokens = query_len - first < tokens_per_tile ? query_len - first : tokens_per_tile;
+                job->tiles[count++] = (struct tile){row, first, tokens, head, -1};
+            }
+    }
+    job->num_tiles = count;
 }
 
 /* 0, or 1 if memory ran out. */
 int slotwise_attend(const struct attend_args *args) {
-    int group = args->num_heads / args->num_kv_heads, value_dim = padded(args->value_dim);
+    int group = args->num_heads / args->num_kv_heads, value_dim = padded(args->value_dim), num_threads = args->step->num_threads;
     int tokens_per_tile = group < ROWS_PER_TILE ? ROWS_PER_TILE / group : 1;
-    int64_t num_tiles = 0, num_parts = 0, largest = (int64_t)tokens_per_tile * group * (value_dim + 2);
+    int64_t num_tiles = 0, num_parts = 0;
     for (int row = 0; row < args->step->num_rows; row++) {
         int query_len = args->step->query_start_loc[row + 1] - args->step->query_start_loc[row];
         num_tiles += (int64_t)((query_len + tokens_per_tile - 1) / tokens_per_tile) * args->num_kv_heads;
-        if (query_len == 1) num_parts += (int64_t)num_splits(args, row) * args->num_kv_heads;
+        if (is_split(args, row)) num_parts += (int64_t)num_splits(args, row) * args->num_kv_heads;
     }
     if (!num_tiles) return 0;
-    int64_t part_size = in_lines((int64_t)group * (value_dim + 2) * 4) / 4, scratch_size = in_lines(best()->scratch(args));
-    int num_threads = args->step->num_threads;
-    largest = 2 * in_lines(largest * 4) / 4; /* two partials */
-    struct tile *tiles = malloc(sizeof *tiles * (size_t)(num_tiles + num_parts));
-    float *parts = lines(num_parts * part_size * 4 + 4);
-    float *sums = lines(num_threads * largest * 4);
-    char *scratch = lines(num_threads * scratch_size);
-    if (!tiles || !parts || !sums || !scratch) {
-        free(tiles), free(parts), free(sums), free(scratch);
-        return 1;
-    }
-    /* Single tokens: one tile per split and head, its part kept. Longer rows: one item per tile. */
-    int64_t count = 0, num_split_tiles = 0;
-    for (int row = 0; row < args->step->num_rows; row++)
-        if (args->step->query_start_loc[row + 1] - args->step->query_start_loc[row] == 1)
-            for (int split = 0; split < num_splits(args, row); split++)
-                for (int head = 0; head < args->num_kv_heads; head++) tiles[count++] = (struct tile){row, 0, 1, head, split};
-    num_split_tiles = count;
-    for (int row = 0; row < args->step->num_rows; row++) {
-        int query_len = args->step->query_start_loc[row + 1] - args->step->query_start_loc[row];
-        for (int first = 0; query_len > 1 && first < query_len; first += tokens_per_tile)
-            for (int head = 0; head < args->num_kv_heads; head++) {
-                int tokens = query_len - first < tokens_per_tile ? query_len - first : tokens_per_tile;
-                tiles[count++] = (struct tile){row, first, tokens, head, -1};
-            }
-    }
-    int64_t together = num_split_tiles >= 2 * (int64_t)num_threads * args->num_kv_heads ? args->num_kv_heads : 1;
-    struct attend_job job = {args, tiles, parts, sums, scratch, num_split_tiles, part_size, largest, scratch_size, together, group};
-    slotwise_run(num_threads, num_split_tiles / together + count - num_split_tiles, attend_item, &job);
-    /* Parts of single tokens, in the order of their keys; a row without keys has none and becomes 0. */
-    int64_t at = 0;
-    for (int row = 0; row < args->step->num_rows; row++) {
-        if (args->step->query_start_loc[row + 1] - args->step->query_start_loc[row] != 1) continue;
-        int splits = num_splits(args, row), heads = args->num_kv_heads;
-        for (int head = 0; head < heads; head++) {
-            struct partial all = partial_at(sums, group, value_dim);
-            struct tile tile = {row, 0, 1, head, -1};
-            if (splits) all = partial_at(parts + (at + head) * part_size, group, value_dim);
-            else for (int i = 0; i < group; i++) all.peak[i] = -INFINITY;
-            for (int split = 1; split < splits; split++) {
-                struct partial part = partial_at(parts + (at + split * heads + head) * part_size, group, value_dim);
-                merge(&all, &part, group, value_dim);
-            }
-            finish(args, &tile, &all, (float *)scratch);
-        }
-        at += (int64_t)splits * heads;
-    }
-    free(tiles), free(parts), free(sums), free(scratch);
+    struct attend_job job = {.args = args, .group = group, .value_dim = value_dim};
+    job.part_size = in_lines((int64_t)group * (value_dim + 2) * 4);
+    job.scratch_size = in_lines(best()->scratch(args));
+    job.sums_size = 2 * in_lines((int64_t)tokens_per_tile * group * (value_dim + 2) * 4);
+    int64_t tiles_size = in_lines((int64_t)sizeof(struct tile) * (num_tiles + num_parts));
+    char *memory = kept_memory(tiles_size + num_parts * job.part_size + num_threads * (job.scratch_size + job.sums_size));
+    if (!memory) return 1;
+    job.tiles = (struct tile *)memory;
+    job.parts = memory + tiles_size;
+    job.scratch = job.parts + num_parts * job.part_size;
+    lay_tiles(&job, tokens_per_tile);
+    job.together = job.num_single >= 2 * (int64_t)num_threads * args->num_kv_heads ? args->num_kv_heads : 1;
+    slotwise_run(num_threads, job.num_single / job.together + job.num_tiles - job.num_single, attend_item, &job);
+    if (job.num_split) slotwise_run(num_threads, job.num_split, merge_item, &job);
     return 0;
 }
 

@@ -167,24 +167,31 @@ INLINE void find_keys(const struct attend_args *args, const struct tile *tile, i
     }
 }
 
-/* Ask for the next step's keys while this one's are worked on: scattered as they are, the machine does not foresee them. */
-static void fetch_ahead(const struct attend_args *args, const struct tile *tile, int start, int end) {
+/* Where the K and V of one step lie. */
+struct step_keys {
     const char *keys[KEYS_PER_STEP], *values[KEYS_PER_STEP];
+};
+
+/* Of the step that begins at `start`. If it is far from the one that is worked on, it is asked for: scattered as keys are, the machine does
+   not foresee them. */
+static void look_ahead(const struct attend_args *args, const struct tile *tile, int start, int end, int asks, struct step_keys *next) {
     int last = start + KEYS_PER_STEP < end ? start + KEYS_PER_STEP : end, size = element_size(args->kv_type);
-    find_keys(args, tile, start, last, keys, values);
-    for (int n = 0; n < last - start; n++) {
-        for (int i = 0; i < args->head_dim * size; i += 64) __builtin_prefetch(keys[n] + i, 0, 2);
-        for (int i = 0; i < args->value_dim * size; i += 64) __builtin_prefetch(values[n] + i, 0, 2);
+    if (start >= end) return;
+    find_keys(args, tile, start, last, next->keys, next->values);
+    for (int n = 0; asks && n < last - start; n++) {
+        for (int i = 0; i < args->head_dim * size; i += 64) __builtin_prefetch(next->keys[n] + i, 0, 2);
+        for (int i = 0; i < args->value_dim * size; i += 64) __builtin_prefetch(next->values[n] + i, 0, 2);
     }
 }
 
-/* K, turned, and V of one step as floats; what nobody sees is 0 and not read, since it may be anything. */
-static void read_keys(const struct attend_args *args, const struct tile *tile, int start, int end, const uint8_t *seen, const struct place *at) {
-    const char *keys[KEYS_PER_STEP], *values[KEYS_PER_STEP];
-    int last = start + KEYS_PER_STEP < end ? start + KEYS_PER_STEP : end;
-    find_keys(args, tile, start, last, keys, values);
+/* What nobody sees lies where there are zeros, since it may be anything. */
+static void hide_unseen(int start, int end, const uint8_t *seen, const struct place *at, struct step_keys *step) {
     for (int n = 0; n < KEYS_PER_STEP; n++)
-        if (start + n >= last || !seen[n]) keys[n] = values[n] = at->zeros;
+        if (start + n >= end || !seen[n]) step->keys[n] = step->values[n] = at->zeros;
+}
+
+/* K, turned, and V of one step as floats. */
+static void read_keys(const struct attend_args *args, const char *const *keys, const char *const *values, const struct place *at) {
     switch (args->kv_type) { /* so that each type gets a loop of its own */
     case FLOAT32: read_type(args, keys, values, FLOAT32, at); break;
     case BFLOAT16: read_type(args, keys, values, BFLOAT16, at); break;
@@ -268,14 +275,62 @@ INLINE void add_values(const float *weights, const float *values, int stride, co
         }
 }
 
-/* A step's keys into the sums of rows first .. first + R - 1. */
-INLINE void add_rows(
+/* -- few rows: K and V are not written down as floats, but used as they are read. The arithmetic is that of many rows, in the same order. -- */
+
+/* scores[row, n] = query[row] . key[n], for R rows: keys are turned in registers. dim is a multiple of 2 * WIDTH. */
+INLINE void multiply_bf16_keys(const char *const *keys, const float *query, int dim, int stride, float *scores, int R) {
+    for (int first = 0; first < KEYS_PER_STEP; first += WIDTH) {
+        vec sums[ROWS_AT_ONCE];
+        for (int r = 0; r < R; r++) sums[r] = splat(0.0f);
+        for (int i = 0; i < dim; i += 2 * WIDTH) {
+            vec pairs[WIDTH];
+            for (int n = 0; n < WIDTH; n++) pairs[n] = load((const float *)(keys[first + n] + i * 2));
+            transpose(pairs);
+            for (int j = 0; j < WIDTH; j++) {
+                vec even = (vec)((ivec)pairs[j] << 16), odd = (vec)((ivec)pairs[j] & (int32_t)0xffff0000);
+                for (int r = 0; r < R; r++) {
+                    sums[r] = multiply_add(even, splat(query[r * stride + i + 2 * j]), sums[r]);
+                    sums[r] = multiply_add(odd, splat(query[r * stride + i + 2 * j + 1]), sums[r]);
+                }
+            }
+        }
+        for (int r = 0; r < R; r++) store(scores + r * KEYS_PER_STEP + first, sums[r]);
+    }
+}
+
+/* `add_values` straight from the cache. value_dim is a multiple of VECTORS_AT_ONCE * WIDTH. */
+INLINE void add_bf16_values(const float *weights, const char *const *values, int value_dim, const float *shrink, float *into, int R) {
+    for (int i = 0; i < value_dim; i += VECTORS_AT_ONCE * WIDTH) {
+        vec sums[ROWS_AT_ONCE][VECTORS_AT_ONCE];
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < VECTORS_AT_ONCE; v++) sums[r][v] = splat(0.0f);
+        for (int n = 0; n < KEYS_PER_STEP; n++) {
+            vec value[VECTORS_AT_ONCE];
+            for (int v = 0; v < VECTORS_AT_ONCE; v++) value[v] = read_vector(values[n] + (i + v * WIDTH) * 2, BFLOAT16);
+            for (int r = 0; r < R; r++) {
+                vec weight = splat(weights[r * KEYS_PER_STEP + n]);
+                for (int v = 0; v < VECTORS_AT_ONCE; v++) sums[r][v] = multiply_add(weight, value[v], sums[r][v]);
+            }
+        }
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < VECTORS_AT_ONCE; v++) {
+                float *at = into + (int64_t)r * value_dim + i + v * WIDTH;
+                store(at, multiply_add(load(at), splat(shrink[r]), sums[r][v]));
+            }
+    }
+}
+
+static int has_few_rows(const struct attend_args *args, int rows) {
+    int fits = args->head_dim % (2 * WIDTH) == 0 && args->value_dim % (VECTORS_AT_ONCE * WIDTH) == 0;
+    return args->kv_type == BFLOAT16 && fits && (rows <= 4 || rows == ROWS_AT_ONCE);
+}
+
+/* Scores of rows first .. first + R - 1 become weights. */
+INLINE void weigh_rows(
     const struct attend_args *args, const struct tile *tile, const struct place *at, int lowest, int start, int all_visible, int first, int R,
-    struct partial *into
+    struct partial *into, float *shrink
 ) {
-    int group = args->num_heads / args->num_kv_heads, stride = padded(args->head_dim), value_dim = padded(args->value_dim);
-    float shrink[ROWS_AT_ONCE];
-    multiply_keys(at, at->query + (int64_t)first * stride, args->head_dim, stride, R);
+    int group = args->num_heads / args->num_kv_heads;
     for (int r = 0; r < R; r++) {
         int row = first + r, token = row / group;
         float *scores = at->scores + r * KEYS_PER_STEP;
@@ -285,11 +340,45 @@ INLINE void add_rows(
             );
         shrink[r] = weigh(scores, into->peak + row, into->total + row);
     }
+}
+
+/* A step's keys into the sums of rows first .. first + R - 1. */
+INLINE void add_rows(
+    const struct attend_args *args, const struct tile *tile, const struct place *at, int lowest, int start, int all_visible, int first, int R,
+    struct partial *into
+) {
+    int stride = padded(args->head_dim), value_dim = padded(args->value_dim);
+    float shrink[ROWS_AT_ONCE];
+    multiply_keys(at, at->query + (int64_t)first * stride, args->head_dim, stride, R);
+    weigh_rows(args, tile, at, lowest, start, all_visible, first, R, into, shrink);
     float *sums = into->sum + (int64_t)first * value_dim;
     int i = 0;
     for (; i + VECTORS_AT_ONCE * WIDTH <= value_dim; i += VECTORS_AT_ONCE * WIDTH)
         add_values(at->scores, at->values + i, value_dim, shrink, sums + i, R, VECTORS_AT_ONCE);
     for (; i < value_dim; i += WIDTH) add_values(at->scores, at->values + i, value_dim, shrink, sums + i, R, 1);
+}
+
+INLINE void add_few(
+    const struct attend_args *args, const struct tile *tile, const struct place *at, int lowest, int start, int all_visible,
+    const char *const *keys, const char *const *values, int R, struct partial *into
+) {
+    float shrink[ROWS_AT_ONCE];
+    multiply_bf16_keys(keys, at->query, args->head_dim, padded(args->head_dim), at->scores, R);
+    weigh_rows(args, tile, at, lowest, start, all_visible, 0, R, into, shrink);
+    add_bf16_values(at->scores, values, args->value_dim, shrink, into->sum, R);
+}
+
+static void add_few_rows(
+    const struct attend_args *args, const struct tile *tile, const struct place *at, int lowest, int start, int all_visible,
+    const char *const *keys, const char *const *values, int rows, struct partial *into
+) {
+    switch (rows) {
+    case 1: add_few(args, tile, at, lowest, start, all_visible, keys, values, 1, into); break;
+    case 2: add_few(args, tile, at, lowest, start, all_visible, keys, values, 2, into); break;
+    case 3: add_few(args, tile, at, lowest, start, all_visible, keys, values, 3, into); break;
+    case 4: add_few(args, tile, at, lowest, start, all_visible, keys, values, 4, into); break;
+    default: add_few(args, tile, at, lowest, start, all_visible, keys, values, ROWS_AT_ONCE, into);
+    }
 }
 
 static void add_step(
@@ -308,6 +397,7 @@ void NAME(slotwise_tile_)(const struct attend_args *args, const struct tile *til
     int query_start = args->step->query_start_loc[tile->row], query_len = args->step->query_start_loc[tile->row + 1] - query_start;
     int lowest = args->step->seq_lens[tile->row] - query_len + tile->first_query, begin, end;
     uint8_t seen[KEYS_PER_STEP];
+    struct step_keys steps[2]; /* the current one and the next */
     struct place at;
     lay_out(args, scratch, &at);
     memset(at.zeros, 0, (size_t)(dim > value_dim ? dim : value_dim) * sizeof(float));
@@ -321,13 +411,20 @@ void NAME(slotwise_tile_)(const struct attend_args *args, const struct tile *til
         memset(into->sum + (int64_t)row * value_dim, 0, (size_t)value_dim * 4);
     }
     key_range(args, tile, lowest, &begin, &end);
-    for (int start = begin / KEYS_PER_STEP * KEYS_PER_STEP; start < end; start += KEYS_PER_STEP) {
+    int start = begin / KEYS_PER_STEP * KEYS_PER_STEP;
+    look_ahead(args, tile, start, end, 0, &steps[(start / KEYS_PER_STEP) % 2]);
+    for (; start < end; start += KEYS_PER_STEP) {
         int all_visible = sees_all(args, tile, lowest, start, begin, end);
-        if (all_visible) memset(seen, 1, KEYS_PER_STEP);
-        else find_visible(args, tile, lowest, start, begin, end, at.visible, seen);
-        read_keys(args, tile, start, end, seen, &at);
-        if (rows <= ROWS_AT_ONCE && start + KEYS_PER_STEP < end) fetch_ahead(args, tile, start + KEYS_PER_STEP, end);
-        add_step(args, tile, &at, lowest, start, all_visible, rows, into);
+        if (!all_visible) find_visible(args, tile, lowest, start, begin, end, at.visible, seen);
+        struct step_keys *now = &steps[(start / KEYS_PER_STEP) % 2], *next = &steps[(start / KEYS_PER_STEP + 1) % 2];
+        look_ahead(args, tile, start + KEYS_PER_STEP, end, rows <= ROWS_AT_ONCE, next);
+        if (!all_visible) hide_unseen(start, end, seen, &at, now);
+        if (has_few_rows(args, rows)) {
+            add_few_rows(args, tile, &at, lowest, start, all_visible, now->keys, now->values, rows, into);
+        } else {
+            read_keys(args, now->keys, now->values, &at);
+            add_step(args, tile, &at, lowest, start, all_visible, rows, into);
+        }
     }
 }
 

@@ -36,11 +36,11 @@ class FusedModel(Model):
         self._dtype: torch.dtype = getattr(torch, setup.dtype)
         self._workspace = Workspace(row_layouts(self.spec, self._dtype), setup.device)
         self._parameters = Parameters()
-        self._chains: list[Chain] = []
+        self.chains: list[Chain] = []
         """One more than there are layers."""
         is_native = torch.device(setup.device).type == "cpu" and missing_library() is None
-        self._kernels = DenseKernels(load_library()) if is_native else None
-        self._ops: RowOps = TorchRowOps() if self._kernels is None else NativeRowOps(self._kernels)
+        self.kernels = DenseKernels(load_library()) if is_native else None
+        self.ops: RowOps = TorchRowOps() if self.kernels is None else NativeRowOps(self.kernels)
 
     @property
     def vocab_size(self) -> int:
@@ -70,14 +70,14 @@ class FusedModel(Model):
         num_positions = setup.max_model_len or self._skeleton.config.get_text_config().max_position_embeddings
         tables = {name: rope_table(self._skeleton, name, num_positions).to(setup.device) for name in spec.ropes}
         links = decoder_links(spec, self._parameters, tables)
-        self._chains = [make_chain(each, self._workspace, self._ops, self._kernels) for each in links]
+        self.chains = [make_chain(each, self._workspace, self.ops, self.kernels) for each in links]
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         num_tokens = len(batch.positions)
         hidden = self._workspace.whole("hidden", num_tokens)
         hidden.copy_(self.embed_tokens(batch.input_ids))
         query, key, value = self._heads(num_tokens)
-        *chains, last = self._chains
+        *chains, last = self.chains
         for index, chain in enumerate(chains):
             chain.run(batch.positions)
             attended = batch.attention.attend(index, query, key, value).view(num_tokens, -1)
@@ -101,7 +101,7 @@ class FusedModel(Model):
 
     def _final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(hidden, dtype=self._dtype)
-        self._ops.norm(hidden, self._parameters.vectors[self.spec.final_norm], self.spec.norm_eps, out)
+        self.ops.norm(hidden, self._parameters.vectors[self.spec.final_norm], self.spec.norm_eps, out)
         return out
 
     def _logits(self, normed: torch.Tensor) -> torch.Tensor:
