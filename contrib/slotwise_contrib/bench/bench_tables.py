@@ -8,13 +8,15 @@ from slotwise.cli.rendering import table
 from slotwise_contrib.bench.model_runs import WORKLOADS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.table import Table
 
     from slotwise_contrib.bench.attention import AttentionResult, ShapeResult
     from slotwise_contrib.bench.command_times import CommandResult
+    from slotwise_contrib.bench.comparison import Comparison
     from slotwise_contrib.bench.decode_steps import DecodeTimes, StepShares
+    from slotwise_contrib.bench.linear import LinearResult
     from slotwise_contrib.bench.model_runs import ModelResult
     from slotwise_contrib.bench.overhead import OverheadResult
     from slotwise_contrib.bench.peer_runs import PeerResult
@@ -114,7 +116,7 @@ def model_tables(result: ModelResult) -> list[Table | str]:
     loads = ", ".join(f"{arm} {seconds:.1f} s" for arm, seconds in result.load_s.items())
     head = f"{result.model}, {result.num_threads} threads; ready after: {loads}; {result.peak_rss_mib:.0f} MiB with all of them"
     columns = ("arm", "wall s", "p10-p90", "first token ms", "new tokens/s", "decode tokens/s", "prompt tokens/s")
-    tables: list[Table | str] = [head]
+    tables: list[Table | str] = [head, *_roof_lines(result)]
     for name in dict.fromkeys(times.workload for times in result.times):
         rows = [
             (
@@ -131,6 +133,24 @@ def model_tables(result: ModelResult) -> list[Table | str]:
         ]
         tables.append(table(columns, rows, title=f"\n{name}: {WORKLOADS[name].title}"))
     return tables
+
+
+def _roof_lines(result: ModelResult) -> list[str]:
+    """What the machine allows, and how near to it a single stream and a prompt come."""
+    ceilings = result.ceilings
+    rate = f"{ceilings.gemm_tflop_per_s * 1e3:.0f} GFLOP/s in {ceilings.dtype}"
+    lines = [f"this machine reads {ceilings.read_gb_per_s:.1f} GB/s and multiplies {rate}"]
+    for arm, roof in result.roofs.items():
+        line = f"{arm}: {roof.weights_mib:.0f} MiB of weights allow {roof.decode_tokens_per_s:.0f} decode tokens/s"
+        for times in result.times:
+            if times.arm == arm and times.decode_tokens_per_s is not None:
+                line += f" ({times.workload}: {times.decode_tokens_per_s.median / roof.decode_tokens_per_s:.0%} of it)"
+        line += f", and {roof.prompt_tokens_per_s:.0f} prompt tokens/s"
+        for times in result.times:
+            if times.arm == arm and WORKLOADS[times.workload].num_new == 1:
+                line += f" ({times.workload}: {times.prompt_tokens_per_s.median / roof.prompt_tokens_per_s:.0%})"
+        lines.append(line)
+    return lines
 
 
 def peers_table(results: Sequence[PeerResult]) -> list[Table | str]:
@@ -185,6 +205,40 @@ def shares_table(found: Sequence[StepShares]) -> Table:
         case = f"{shares.case.num_running} x {shares.case.context_len}"
         rows.append((case, f"{shares.whole:.2f}", *(cell(part, shares.whole) for part in parts)))
     return table(("rows x context", "step ms", "matrices", "row operations", "attention", "sampler", "rest (Python)"), rows)
+
+
+def startup_table(found: Mapping[str, Distribution]) -> Table:
+    """One row per stage, in milliseconds."""
+    rows = [(name, f"{seconds.median * 1e3:.0f}", f"{seconds.p10 * 1e3:.0f}-{seconds.p90 * 1e3:.0f}") for name, seconds in found.items()]
+    return table(("stage", "ms", "p10-p90"), rows)
+
+
+def linear_tables(result: LinearResult) -> list[Table | str]:
+    """One row per component, shape and number of rows."""
+    ceilings = result.ceilings
+    head = (
+        f"{result.dtype}, {result.num_threads} threads; this machine reads {ceilings.read_gb_per_s:.1f} GB/s and multiplies "
+        f"{ceilings.gemm_tflop_per_s * 1e3:.0f} GFLOP/s in {ceilings.dtype}"
+    )
+    rows = [
+        (
+            case.component,
+            f"{case.out_features} x {case.in_features}",
+            f"{case.num_rows}",
+            f"{case.microseconds.median:.1f}",
+            f"{case.gb_per_s:.1f}",
+            f"{case.gflop_per_s:.0f}",
+            f"{result.floor_us(case) / case.microseconds.median:.0%}",
+        )
+        for case in result.cases
+    ]
+    return [head, table(("component", "weight", "rows", "us", "GB/s of weights", "GFLOP/s", "of the roof"), rows)]
+
+
+def comparison_table(found: Sequence[Comparison]) -> Table:
+    """One row per figure that both results have."""
+    rows = [(each.name, f"{each.first:.4g}", f"{each.second:.4g}", f"{each.ratio:.3f}") for each in found]
+    return table(("median of", "first", "second", "second / first"), rows)
 
 
 def quality_table(found: Sequence[Quality]) -> Table:

@@ -174,13 +174,97 @@ def model(
         write(*model_tables(result))
 
 
+def _workload_command(name: str, workload: str, what: str) -> None:
+    """`bench NAME` = `bench model` with one workload."""
+
+    @app.command(name, help=f"Measure {what}: workload {workload} of `bench model`, on several engines in turns.")
+    def command(
+        *,
+        source: Annotated[str, typer.Option("-m", "--model", metavar="MODEL", help="Directory, .gguf file or known name.")],
+        arms: ArmOption = None,
+        runs: Annotated[int, typer.Option("--runs", min=1, help="Counted runs.")] = 3,
+        as_json: AsJson = False,
+    ) -> None:
+        model(source=source, arms=arms, workloads=workload, runs=runs, as_json=as_json)
+
+
+_workload_command("latency", "W1", "one stream, first token and tokens per second")
+_workload_command("throughput", "W2", "many mixed requests at once")
+_workload_command("prefix", "W3", "many requests that share a prefix")
+_workload_command("prefill", "W4", "one long prompt")
+
+
+@app.command()
+def startup(
+    *,
+    source: Annotated[str, typer.Option("-m", "--model", metavar="MODEL", help="Directory, .gguf file or known name.")],
+    arm: Annotated[str, typer.Option("--arm", metavar="KEY=VALUE,...", help="Settings of the engine.")] = "",
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Processes.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Measure where the time between a process's start and its first token goes."""
+    from slotwise_contrib.bench.bench_tables import startup_table
+    from slotwise_contrib.bench.command_times import measure_startup
+
+    with _progress("starting", runs + 1, shown=not as_json) as advance:
+        found = measure_startup(source, arm, num_runs=runs, advance=advance)
+    if as_json:
+        write_json({name: asdict(seconds) for name, seconds in found.items()})
+    else:
+        write(startup_table(found))
+
+
+@app.command()
+def linear(
+    *,
+    components: Annotated[str, typer.Option("--components", metavar="NAME,...", help="Linear components.")] = "dense,int8,int4,torch",
+    shapes: Annotated[
+        str, typer.Option("--shapes", metavar="OUTxIN,...", help="Shapes of weights.")
+    ] = "960x576,3072x576,576x1536,49152x576",
+    rows: Annotated[str, typer.Option("--rows", metavar="N,N,...", help="Rows of activations.")] = "1,8,32,512",
+    dtype: Annotated[str, typer.Option("--dtype", help="Dtype of the model.")] = "bfloat16",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Passes over the matrices of a case.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Measure products with weight matrices that are in no cache, beside what the machine can do."""
+    from slotwise_contrib.bench.bench_tables import linear_tables
+    from slotwise_contrib.bench.linear import measure_linear
+
+    sizes = []
+    for text in shapes.split(","):
+        words = text.strip().split("x")
+        if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
+            raise ConfigError(f"--shapes: given {text!r}; accepted: OUTxIN,OUTxIN,... such as 3072x576.")
+        sizes.append((int(words[0]), int(words[1])))
+    names = [name.strip() for name in components.split(",")]
+    counts = numbers("--rows", rows, lowest=1)
+    with _progress("measuring", len(names) * len(sizes) * len(counts), shown=not as_json) as advance:
+        result = measure_linear(names, sizes, counts, dtype=dtype, num_rounds=rounds, advance=advance)
+    if as_json:
+        write_json(asdict(result))
+    else:
+        write(*linear_tables(result))
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A.json", help="What a benchmark printed with --json.")],
+    second: Annotated[Path, typer.Argument(metavar="B.json", help="The same benchmark at another time.")],
+) -> None:
+    """Compare two results of one benchmark: each median of the second over that of the first."""
+    from slotwise_contrib.bench.bench_tables import comparison_table
+    from slotwise_contrib.bench.comparison import compare_results, read_result
+
+    write(comparison_table(compare_results(read_result(first), read_result(second))))
+
+
 @app.command()
 def steps(
     *,
     source: Annotated[str, typer.Option("-m", "--model", metavar="MODEL", help="Directory, .gguf file or known name.")],
     arm: Annotated[str, typer.Option("--arm", metavar="KEY=VALUE,...", help="Settings of the engine.")] = "",
     batches: Annotated[str, typer.Option("--batches", metavar="N,N,...", help="Running requests.")] = "1,8,32,128",
-    contexts: Annotated[str, typer.Option("--contexts", metavar="N,N,...", help="Tokens of each, at a batch of 1.")] = "128,1024,4096",
+    contexts: Annotated[str, typer.Option("--contexts", metavar="N,N,...", help="Tokens of each, at a batch of 1.")] = "128,1024,4096,8000",
     waiting: Annotated[str, typer.Option("--waiting", metavar="N,N,...", help="Requests in the queue, at the largest batch.")] = "0,1000",
     steps: Annotated[int, typer.Option("--steps", min=1, help="Timed steps of each case.")] = 20,
     as_json: AsJson = False,

@@ -5,6 +5,7 @@ What this file does not know: what the commands do.
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -70,6 +71,19 @@ def measure_commands(num_runs: int, on_run: Callable[[], None] = lambda: None) -
         )
         for name, times in samples.items()
     ]
+
+
+def measure_startup(source: str, arm: str, *, num_runs: int, advance: Callable[[], None]) -> dict[str, Distribution]:
+    """Seconds by stage of `slotwise generate`, in processes one after the other, after one that does not count. Raises SlotwiseError."""
+    settings = [word for pair in arm.split(",") if pair.strip() for word in ("--set", pair.strip())]
+    command = [sys.executable, "-c", RUN, "generate", "-m", source, "Hello", "--max-tokens", "1", "--startup", "--json", *settings]
+    samples: dict[str, list[float]] = {}
+    for run in range(num_runs + 1):
+        stages: dict[str, float] = json.loads(_run(command).stdout)["startup_s"]
+        for name, seconds in {**stages, "in all": sum(stages.values())}.items():
+            samples.setdefault(name, []).extend([seconds] if run else [])
+        advance()
+    return {name: distribution(seconds) for name, seconds in samples.items()}
 
 
 def _timed(command: Sequence[str]) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from slotwise.errors import ConfigError
 from slotwise.sampling_params import SamplingParams
+from slotwise_contrib.bench.ceilings import Ceilings, measure_ceilings
 from slotwise_contrib.bench.sample_statistics import Distribution, distribution
 
 if TYPE_CHECKING:
@@ -84,6 +85,29 @@ class RunTimes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Roof:
+    """What one arm could reach on this machine if nothing but its matrices took time."""
+
+    weights_mib: float
+    decode_tokens_per_s: float
+    """One stream: every weight read once per token, at the measured bandwidth."""
+    prompt_tokens_per_s: float
+    """Two operations per weight and token, at the measured rate of a matrix product; attention not counted."""
+
+
+def roof_of(model: Any, ceilings: Ceilings) -> Roof | None:
+    """None for models that do not tell their weights."""
+    num_bytes, num_weights = getattr(model, "num_bytes", None), getattr(model, "num_weights", None)
+    if num_bytes is None or num_weights is None:
+        return None
+    return Roof(
+        weights_mib=num_bytes / 2**20,
+        decode_tokens_per_s=ceilings.read_gb_per_s * 1e9 / num_bytes,
+        prompt_tokens_per_s=ceilings.gemm_tflop_per_s * 1e12 / (2 * num_weights),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelResult:
     """One run of the benchmark."""
 
@@ -94,6 +118,9 @@ class ModelResult:
     peak_rss_mib: float
     """Of this process with all arms in it."""
     times: tuple[RunTimes, ...]
+    ceilings: Ceilings
+    roofs: dict[str, Roof]
+    """Arm -> roof, of those whose model tells its weights."""
 
     def to_dict(self) -> dict[str, Any]:
         """As `--json` prints it."""
@@ -112,6 +139,9 @@ def measure(
     import torch
 
     made = {name: make() for name, make in arms.items()}
+    ceilings = measure_ceilings(device_of(next(iter(made.values()))[0]), "float32")
+    found = {name: roof_of(_model(llm), ceilings) for name, (llm, _) in made.items()}
+    roofs = {name: roof for name, roof in found.items() if roof is not None}
     times = []
     for workload in workloads:
         samples: dict[str, list[list[RequestOutput]]] = {name: [] for name in made}
@@ -128,12 +158,25 @@ def measure(
         load_s={name: seconds for name, (_, seconds) in made.items()},
         peak_rss_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         times=tuple(times),
+        ceilings=ceilings,
+        roofs=roofs,
     )
+
+
+def device_of(llm: LLM) -> str:
+    """Where its model computes."""
+    device: str = _model(llm).setup.device
+    return device
+
+
+def _model(llm: LLM) -> Any:
+    executor: Any = llm.front_end.core.executor
+    return executor.model
 
 
 def run_once(llm: LLM, workload: Workload, run: int) -> list[RequestOutput]:
     """Greedy, never stopping early."""
-    vocab_size = llm.front_end.core.executor.model.vocab_size  # type: ignore[attr-defined]
+    vocab_size = _model(llm).vocab_size
     params = SamplingParams(temperature=0.0, max_tokens=workload.num_new, ignore_eos=True, detokenize=False)
     return llm.generate(workload.prompts(run, vocab_size), params, use_tqdm=False)
 

@@ -99,9 +99,12 @@ class RowsLayout:
 
 
 class Workspace:
-    """The memory behind the names. Whole rows are bound to a step's tensors, the others are the workspace's own."""
+    """The memory behind the names. Whole rows are bound to a step's tensors, the others are the workspace's own.
 
-    def __init__(self, layouts: Mapping[str, RowsLayout], device: str, block_rows: int = BLOCK_ROWS) -> None:
+    block_rows None: all rows of a step are one block, in memory of its own for each step, as a device needs it whose graphs are captured.
+    """
+
+    def __init__(self, layouts: Mapping[str, RowsLayout], device: str, block_rows: int | None = BLOCK_ROWS) -> None:
         self.block_rows = block_rows
         self.device = device
         self.index = {name: place for place, name in enumerate(layouts)}
@@ -111,9 +114,8 @@ class Workspace:
         self._layouts = dict(layouts)
         self._bound: dict[str, torch.Tensor] = {}
         self._kept: dict[str, torch.Tensor] = {}
-        for name, layout in layouts.items():
-            if not layout.is_whole:
-                self.bind(name, torch.empty(block_rows, layout.width, dtype=layout.dtype, device=device))
+        if block_rows is not None:
+            self._bind_blocks(block_rows)
 
     def bind(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """Let a name mean these rows, [num_rows, width], until it is bound anew."""
@@ -127,9 +129,21 @@ class Workspace:
         record.type, record.is_whole = ELEMENT_TYPES[rows.dtype], layout.is_whole
         return rows
 
+    def begin_step(self, num_rows: int) -> None:
+        """Rows of blocks for a step of so many rows."""
+        if self.block_rows is None:
+            self._bind_blocks(num_rows)
+
+    def _bind_blocks(self, num_rows: int) -> None:
+        for name, layout in self._layouts.items():
+            if not layout.is_whole:
+                self.bind(name, torch.empty(num_rows, layout.width, dtype=layout.dtype, device=self.device))
+
     def whole(self, name: str, num_rows: int) -> torch.Tensor:
-        """Whole rows in memory that is kept from step to step; bound."""
+        """Whole rows, bound; in memory that is kept from step to step if blocks are."""
         kept, layout = self._kept.get(name), self._layouts[name]
+        if self.block_rows is None:
+            return self.bind(name, torch.empty(num_rows, layout.width, dtype=layout.dtype, device=self.device))
         if kept is None or len(kept) < num_rows:
             kept = self._kept[name] = torch.empty(num_rows, layout.width, dtype=layout.dtype, device=self.device)
         return self.bind(name, kept[:num_rows])
@@ -163,7 +177,7 @@ class LoopedChain(Chain):
         self._ops = ops
 
     def run(self, positions: torch.Tensor) -> None:
-        block_rows = self.workspace.block_rows
+        block_rows = self.workspace.block_rows or max(1, len(positions))
         for first in range(0, len(positions), block_rows):
             for link in self.links:
                 self._run_link(link, positions[first : first + block_rows], first)
@@ -196,6 +210,7 @@ class NativeChain(Chain):
             record.source, record.target = workspace.index[link.source], workspace.index[link.target]
             record.adds = isinstance(link, Multiply | Normalize) and link.adds
         per_row = max((link.matrix.scratch_per_row for link in links if isinstance(link, Multiply)), default=0)  # type: ignore[attr-defined]
+        assert workspace.block_rows is not None  # of the CPU
         self._scratch_bytes = per_row * workspace.block_rows
         self._args = ChainArgs(
             links=ctypes.addressof(self._records),

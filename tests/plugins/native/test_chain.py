@@ -93,6 +93,21 @@ def test_against_torch():
     assert all(torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5) for mine, theirs in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("num_rows", [0, 1, 12])
+def test_one_block_for_all_rows_of_a_step(num_rows):
+    """As on a device: the same numbers, and no memory is shared between steps."""
+    linear, blocks = TorchLinear(LinearSetup(dtype="float32", device="cpu")), workspace(torch.float32)
+    space = Workspace(blocks._layouts, "cpu", None)
+    chain, results = links(linear), []
+    for each in (blocks, space, space):
+        each.begin_step(num_rows)
+        results.append(run(LoopedChain(chain, each, TorchRowOps()), each, num_rows))
+    for found in results[1:]:
+        assert all(torch.allclose(mine, theirs, rtol=1e-5, atol=1e-6) for mine, theirs in zip(found, results[0], strict=True))
+    first, second = space.whole("rotated", 4), space.whole("rotated", 4)
+    assert first.data_ptr() != second.data_ptr()
+
+
 def test_a_matrix_that_is_not_native_is_looped_over():
     linear, space = TorchLinear(LinearSetup(dtype="float32", device="cpu")), workspace(torch.float32)
     kernels = DenseKernels(load_library())

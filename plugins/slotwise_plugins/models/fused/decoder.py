@@ -17,7 +17,7 @@ from slotwise_plugins.models.fused.rope_tables import rope_table
 from slotwise_plugins.models.fused.spec import decoder_spec
 from slotwise_plugins.models.transformers_model import build_on_meta
 from slotwise_plugins.native.availability import missing_library
-from slotwise_plugins.native.chain import Chain, Workspace, make_chain
+from slotwise_plugins.native.chain import BLOCK_ROWS, Chain, Workspace, make_chain
 from slotwise_plugins.native.library import DenseKernels, load_library
 from slotwise_plugins.native.row_ops import NativeRowOps, RowOps, TorchRowOps
 
@@ -34,12 +34,12 @@ class FusedModel(Model):
         self._attention_layers, _ = trace_attention(self._skeleton)
         self.spec = decoder_spec(self._skeleton)
         self._dtype: torch.dtype = getattr(torch, setup.dtype)
-        self._workspace = Workspace(row_layouts(self.spec, self._dtype), setup.device)
+        is_cpu = torch.device(setup.device).type == "cpu"
+        self._workspace = Workspace(row_layouts(self.spec, self._dtype), setup.device, BLOCK_ROWS if is_cpu else None)
         self._parameters = Parameters()
         self.chains: list[Chain] = []
         """One more than there are layers."""
-        is_native = torch.device(setup.device).type == "cpu" and missing_library() is None
-        self.kernels = DenseKernels(load_library()) if is_native else None
+        self.kernels = DenseKernels(load_library()) if is_cpu and missing_library() is None else None
         self.ops: RowOps = TorchRowOps() if self.kernels is None else NativeRowOps(self.kernels)
 
     @property
@@ -61,6 +61,11 @@ class FusedModel(Model):
         tensors = [*parameters.vectors.values(), *([] if parameters.embedding is None else [parameters.embedding])]
         return sum(matrix.num_bytes for matrix in parameters.matrices.values()) + sum(tensor.nbytes for tensor in tensors)
 
+    @property
+    def num_weights(self) -> int:
+        """Of all matrices; each is multiplied with once per token."""
+        return sum(matrix.out_features * matrix.in_features for matrix in self._parameters.matrices.values())
+
     def load(self, weights: Weights, progress: ProgressCallback | None = None) -> None:
         spec, setup = self.spec, self.setup
         assert setup.linear is not None
@@ -74,6 +79,7 @@ class FusedModel(Model):
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         num_tokens = len(batch.positions)
+        self._workspace.begin_step(num_tokens)
         hidden = self._workspace.whole("hidden", num_tokens)
         hidden.copy_(self.embed_tokens(batch.input_ids))
         query, key, value = self._heads(num_tokens)
