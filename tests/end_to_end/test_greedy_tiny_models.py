@@ -19,9 +19,11 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 from slotwise import LLM, SamplingParams
+from slotwise.config.loading import load_config
 
 VOCAB = 256
 SHAPE: dict[str, Any] = {
@@ -46,6 +48,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         **SHAPE, num_hidden_layers=6, head_dim=16, sliding_window=12, query_pre_attn_scalar=16, sliding_window_pattern=3
     ),
     "phi3": lambda: Phi3Config(**SHAPE, num_hidden_layers=2),
+    "smollm3": lambda: SmolLM3Config(**SHAPE, num_hidden_layers=4, no_rope_layers=[1, 1, 0, 1]),
     "gpt2": lambda: GPT2Config(
         vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_positions=256, bos_token_id=None, eos_token_id=None, pad_token_id=0
     ),
@@ -86,6 +89,7 @@ def test_greedy_tokens_equal_transformers(
     expected = greedy_of(reference, prompts, NUM_NEW)
     model = shared_model(str(tmp_path), dtype="float32", max_model_len=128)
     for settings in (
+        {"attention": "auto"},
         {"attention": "torch_sdpa"},
         {"attention": "reference"},
         {"attention": "torch_sdpa", "max_num_batched_tokens": 8, "max_num_seqs": 5, "block_size": 3},
@@ -98,6 +102,31 @@ def test_greedy_tokens_equal_transformers(
             outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
             assert [output.outputs[0].token_ids for output in outputs] == expected, (settings, state)
         assert_idle(llm)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "smollm3"])
+@pytest.mark.parametrize("linear", ["dense", "torch"])
+def test_the_fused_decoder_serves_its_families_in_c_and_link_by_link(
+    family: str,
+    linear: str,
+    tmp_path: Path,
+    save_tiny_model: Callable[..., PreTrainedModel],
+    greedy_of: Callable[..., list[list[int]]],
+) -> None:
+    """`torch` matrices are no native ones, so that chains are run link by link. float32: dense keeps every weight."""
+    reference = save_tiny_model(tmp_path, CONFIGS[family]())
+    prompts = prompts_of(4)
+    expected = greedy_of(reference, prompts, NUM_NEW)
+    settings = [
+        "model.use=fused",
+        "model.dtype=float32",
+        f"linear.use={linear}",
+        "kv_cache.num_blocks=200",
+        "scheduler.max_num_batched_tokens=64",
+    ]
+    llm = LLM(config=load_config(set_values=[*settings, "scheduler.max_num_seqs=5"], overrides={"model.source": str(tmp_path)}))
+    assert [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)] == expected
+    llm.shutdown()
 
 
 def _small_pool(family: str) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Measure what the engine and its parts cost, without a model.", no_args_is_help=True)
 
 
+@app.command("engine-overhead", hidden=True)
 @app.command()
 def overhead(
     *,

@@ -42,14 +42,12 @@ static const struct variant variants[] = {
 };
 #define NUM_VARIANTS ((int)(sizeof variants / sizeof *variants))
 
-static int has_avx512(void) {
 #if defined(__x86_64__)
+static int has_avx512(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd");
-#else
-    return 0;
-#endif
 }
+#endif
 
 static int is_supported(int index) {
     const char *name = variants[index].name;
