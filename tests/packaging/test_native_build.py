@@ -15,7 +15,8 @@ from slotwise.plugin.machine import MachineDescription
 from slotwise.plugin.registry import ComponentRegistry
 from slotwise.plugin.resolver import resolve_attention
 from slotwise.plugin.states import PluginStatus
-from slotwise_backends.cpu_attention import capabilities
+from slotwise_backends.cpu_attention import capabilities, native
+from slotwise_plugins.native import library as dense_library
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +38,7 @@ def test_the_library_builds_and_says_what_it_runs(build_native, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["kernels.so"]
     library = ctypes.CDLL(str(tmp_path / "kernels.so"))
     library.slotwise_variant.restype = ctypes.c_char_p
-    assert library.slotwise_abi_version() == 1
+    assert library.slotwise_abi_version() == native.ABI_VERSION
     assert library.slotwise_variant().decode() in ("avx512", "avx2", "baseline")
 
 
@@ -46,7 +47,7 @@ def test_the_dense_kernels_build_and_say_what_they_run(build_native, tmp_path):
     assert build_native.build(build_native.DENSE, tmp_path / "dense.so")
     library = ctypes.CDLL(str(tmp_path / "dense.so"))
     library.slotwise_dense_current.restype = ctypes.c_char_p
-    assert library.slotwise_dense_abi_version() == 1
+    assert library.slotwise_dense_abi_version() == dense_library.ABI_VERSION
     assert library.slotwise_dense_current().decode() in ("avx512dot", "avx512", "avx2", "baseline")
 
 

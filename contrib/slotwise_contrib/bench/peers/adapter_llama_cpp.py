@@ -7,16 +7,15 @@ import ctypes
 import sys
 from pathlib import Path
 
-import llama_cpp as llama
-import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
-from protocol import serve
-
 BATCH, LEAST_SHARED = 2048, 64
 
 
 def main(model_path, num_threads):
+    sys.path.insert(0, str(Path(__file__).parent))
+    import llama_cpp as llama
+    import numpy as np
+    from protocol import serve
+
     quiet = llama.llama_log_callback(lambda *_: None)
     llama.llama_log_set(quiet, ctypes.c_void_p(0))
     llama.llama_backend_init()

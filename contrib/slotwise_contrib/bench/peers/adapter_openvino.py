@@ -3,15 +3,14 @@
 import sys
 from pathlib import Path
 
-import numpy as np
-import openvino as ov
-import openvino_genai as genai
-
-sys.path.insert(0, str(Path(__file__).parent))
-from protocol import serve
-
 
 def main(model_path, num_threads):
+    sys.path.insert(0, str(Path(__file__).parent))
+    import numpy as np
+    import openvino as ov
+    import openvino_genai as genai
+    from protocol import serve
+
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = 2
     scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 2048, 64

@@ -3,14 +3,13 @@
 import sys
 from pathlib import Path
 
-import torch
-import transformers
-
-sys.path.insert(0, str(Path(__file__).parent))
-from protocol import serve
-
 
 def main(model_path, num_threads):
+    sys.path.insert(0, str(Path(__file__).parent))
+    import torch
+    import transformers
+    from protocol import serve
+
     torch.set_num_threads(num_threads)
     transformers.logging.set_verbosity_error()
     model = transformers.AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16).eval()
